@@ -1,0 +1,354 @@
+"""Artifacts: directories that stages exchange, each with an `artifact.json`, validated when written and read.
+
+    with artifacts.create(out, "catalog/v1", stage="prepare", arguments={...}) as draft:
+        draft.write_table("catalog.parquet", table)
+        draft.metadata["items"] = table.num_rows
+
+    catalog = artifacts.load(path, "catalog/v1")
+    catalog.read_table("catalog.parquet"), catalog.metadata["items"], catalog.digest
+
+A draft is a hidden directory beside `out` that is renamed when it is complete and valid, so a killed stage
+leaves nothing that looks finished. `artifact.json` holds the kind, the arguments, the digest of every file, and
+the lineage: the same for everything the artifact was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import sidgraft
+
+MANIFEST = "artifact.json"
+
+
+class ArtifactError(ValueError):
+    """An artifact is missing, of another kind, damaged or not what its contract says."""
+
+
+class FailedArtifactError(ArtifactError):
+    """The artifact stands for a stage that failed; its message is that stage's own error."""
+
+
+def _fields(*fields: tuple[str, pa.DataType, bool]) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable) for name, kind, nullable in fields])
+
+
+STRINGS = pa.list_(pa.string())
+
+# The contract: columns, types and whether they may be null. An extra column is an error, too. `None` stands for
+# a fixed-size list of float16 or float32 of any width.
+SCHEMAS: dict[str, dict[str, pa.Schema]] = {
+    "catalog/v1": {
+        "catalog.parquet": _fields(
+            ("item_id", pa.string(), False),
+            ("text", pa.string(), False),
+            ("title", pa.string(), True),
+            ("brand", pa.string(), True),
+            ("category", STRINGS, True),
+            ("price", pa.float64(), True),
+            ("description", pa.string(), True),
+        )
+    },
+    # One row a user, items in time order. The training part is item_ids[:train_length]; a target at position p
+    # has the history item_ids[:p]; a null position means that the user has no such target.
+    "interactions/v1": {
+        "interactions.parquet": _fields(
+            ("user_id", pa.string(), False),
+            ("item_ids", STRINGS, False),
+            ("train_length", pa.int32(), False),
+            ("valid_position", pa.int32(), True),
+            ("test_position", pa.int32(), True),
+        )
+    },
+    "item_embeddings/v1": {
+        "embeddings.parquet": _fields(("item_id", pa.string(), False), ("embedding", pa.null(), False))
+    },
+    "semantic_ids/v1": {
+        "semantic_ids.parquet": _fields(
+            ("item_id", pa.string(), False), ("codes", pa.list_(pa.int32()), False)
+        )
+    },
+    "token_rows/v1": {},
+    "model/v1": {},
+    "recommendations/v1": {
+        "recommendations.parquet": _fields(
+            ("recommender", pa.string(), False),
+            ("user_id", pa.string(), False),
+            ("target_id", pa.string(), False),
+            ("item_ids", STRINGS, False),
+            ("scores", pa.list_(pa.float32()), False),
+        )
+    },
+    "metrics/v1": {
+        "metrics.parquet": _fields(
+            ("variant", pa.string(), False),
+            ("seed", pa.int64(), False),
+            ("recommender", pa.string(), False),
+            ("slice", pa.string(), False),
+            ("metric", pa.string(), False),
+            ("k", pa.int32(), False),
+            ("value", pa.float64(), True),
+            ("low", pa.float64(), True),
+            ("high", pa.float64(), True),
+        )
+    },
+    "diagnostics/v1": {},
+    "report/v1": {},
+}
+
+# Files without a table contract that an artifact cannot do without.
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "semantic_ids/v1": ("codebooks.safetensors", "quantizer.json"),
+    "token_rows/v1": ("rows.safetensors", "sid_vocabulary.json", "base_model.json"),
+    "model/v1": ("config.json", "sid_vocabulary.json"),
+    "diagnostics/v1": ("diagnostics.json",),
+    "report/v1": ("index.html", "metrics.csv", "metrics.parquet"),
+}
+
+MADE_BY = {
+    "catalog/v1": "prepare",
+    "interactions/v1": "prepare",
+    "item_embeddings/v1": "embed",
+    "semantic_ids/v1": "quantize",
+    "token_rows/v1": "expand or ground",
+    "model/v1": "finetune",
+    "recommendations/v1": "evaluate",
+    "metrics/v1": "evaluate",
+    "diagnostics/v1": "diagnose",
+    "report/v1": "report",
+}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished artifact on disk. ``digest`` names its content and everything it was made from."""
+
+    path: Path
+    kind: str
+    stage: str
+    digest: str
+    arguments: dict[str, Any]
+    metadata: dict[str, Any]
+    lineage: dict[str, dict[str, Any]]
+
+    def read_table(self, name: str, columns: list[str] | None = None) -> pa.Table:
+        """Read one Parquet file of the artifact, memory-mapped."""
+        return pq.read_table(self.path / name, columns=columns, memory_map=True)
+
+    def read_json(self, name: str) -> Any:
+        """Read one JSON file of the artifact."""
+        return json.loads((self.path / name).read_text(encoding="utf-8"))
+
+
+@dataclass
+class Draft:
+    """An artifact being written. Files go under ``path``; ``metadata`` is kept in the manifest."""
+
+    path: Path
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def write_table(self, name: str, table: pa.Table) -> None:
+        """Write a Parquet file; vectors are stored plain (no dictionary, no compression: five times faster)."""
+        vectors = any(pa.types.is_fixed_size_list(f.type) for f in table.schema)
+        options: dict[str, Any] = {"use_dictionary": False, "compression": "none"} if vectors else {"compression": "zstd"}
+        pq.write_table(table, self.path / name, **options)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a JSON file. NaN and infinity are refused: an undefined figure is null."""
+        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+        (self.path / name).write_text(text + "\n", encoding="utf-8")
+
+
+@contextmanager
+def create(
+    out: str | Path,
+    kind: str,
+    *,
+    stage: str,
+    arguments: Mapping[str, Any],
+    inputs: Mapping[str, Artifact] | None = None,
+) -> Iterator[Draft]:
+    """Write an artifact: yield a draft, then validate it and move it to ``out`` in one rename.
+
+    ``arguments`` are the stage's settings (no paths); ``inputs`` the artifacts it was made from, by name. When
+    the body raises, nothing is left at ``out`` but what was there before. Raises ArtifactError when the files do
+    not keep the contract of ``kind``.
+    """
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft_path = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+    draft_path.chmod(0o755)  # mkdtemp makes it private; another user's container reads it later
+    try:
+        draft = Draft(draft_path)
+        yield draft
+        _check_contract(draft_path, kind)
+        manifest = _manifest(draft, kind, stage, arguments, inputs or {})
+        _write_manifest(draft_path, manifest)
+        _replace(draft_path, out)
+    finally:
+        shutil.rmtree(draft_path, ignore_errors=True)
+
+
+def load(path: str | Path, kind: str) -> Artifact:
+    """Open an artifact and check it: kind, files, sizes, digests and columns.
+
+    Raises FailedArtifactError for the mark that a failed stage left (see `record_failure`), and ArtifactError
+    with what was found, what was expected and which stage to run for everything else.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path, kind)
+    if "failed" in manifest:
+        failed = manifest["failed"]
+        raise FailedArtifactError(f"stage {failed['stage']} failed: {failed['error']}")
+    if manifest["kind"] != kind:
+        raise ArtifactError(
+            f"{path} holds {manifest['kind']}, expected {kind}: give the output of `sidgraft {MADE_BY[kind]}`."
+        )
+    for name, entry in manifest["files"].items():
+        file = path / name
+        if not file.is_file() or file.stat().st_size != entry["bytes"] or _sha256(file) != entry["sha256"]:
+            raise ArtifactError(
+                f"{file} is missing or differs from the digest in {MANIFEST}: the artifact is damaged."
+                f" Run `sidgraft {MADE_BY[kind]}` again or copy it anew."
+            )
+    _check_contract(path, kind)
+    return Artifact(
+        path=path,
+        kind=kind,
+        stage=manifest["stage"],
+        digest=manifest["digest"],
+        arguments=manifest["arguments"],
+        metadata=manifest["metadata"],
+        lineage=manifest["lineage"],
+    )
+
+
+def record_failure(out: str | Path, kind: str, *, stage: str, error: str) -> None:
+    """Leave a mark at ``out`` that the stage failed, for a report that shows failed variants."""
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft_path = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+    draft_path.chmod(0o755)
+    _write_manifest(draft_path, {"kind": kind, "failed": {"stage": stage, "error": error}})
+    _replace(draft_path, out)
+
+
+def _read_manifest(path: Path, kind: str) -> dict[str, Any]:
+    hint = f"expected the directory of a {kind} artifact: give the output of `sidgraft {MADE_BY[kind]}`."
+    if not path.exists():
+        raise ArtifactError(f"{path} does not exist; {hint}")
+    if not (path / MANIFEST).is_file():
+        raise ArtifactError(f"{path} has no {MANIFEST}; {hint}")
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ArtifactError(f"{path / MANIFEST} is not JSON ({error}); {hint}") from error
+    if not isinstance(manifest, dict) or "kind" not in manifest:
+        raise ArtifactError(f"{path / MANIFEST} names no kind; {hint}")
+    return manifest
+
+
+def _manifest(
+    draft: Draft, kind: str, stage: str, arguments: Mapping[str, Any], inputs: Mapping[str, Artifact]
+) -> dict[str, Any]:
+    files = {
+        str(file.relative_to(draft.path)): {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        for file in sorted(draft.path.rglob("*"))
+        if file.is_file()
+    }
+    body = {
+        "kind": kind,
+        "stage": stage,
+        "sidgraft": sidgraft.__version__,
+        "arguments": dict(arguments),
+        "inputs": {name: artifact.digest for name, artifact in inputs.items()},
+        "files": files,
+        "metadata": draft.metadata,
+    }
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    lineage: dict[str, dict[str, Any]] = {}
+    for artifact in inputs.values():
+        lineage |= artifact.lineage
+    lineage[digest] = {k: body[k] for k in ("kind", "stage", "sidgraft", "arguments", "inputs")}
+    return body | {"digest": digest, "lineage": lineage}
+
+
+def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False)
+    (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _replace(draft_path: Path, out: Path) -> None:
+    """Move the finished directory to ``out``; an older one there is set aside first, then removed."""
+    old = out.with_name(f".{out.name}.{os.getpid()}.old")
+    if out.exists():
+        os.replace(out, old)
+    os.replace(draft_path, out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _check_contract(path: Path, kind: str) -> None:
+    if kind not in SCHEMAS:
+        raise ArtifactError(f"unknown artifact kind {kind!r}; known: {', '.join(SCHEMAS)}")
+    missing = [n for n in (*SCHEMAS[kind], *REQUIRED.get(kind, ())) if not (path / n).is_file()]
+    if missing:
+        raise ArtifactError(f"{path} is not a {kind} artifact: it lacks {', '.join(missing)}.")
+    for name, schema in SCHEMAS[kind].items():
+        _check_table(path / name, schema)
+
+
+def _check_table(file: Path, expected: pa.Schema) -> None:
+    """Compare names, types and nulls with the contract; nulls are read from the Parquet statistics."""
+    parquet = pq.ParquetFile(file)
+    found = parquet.schema_arrow
+    problems = []
+    if found.names != expected.names:
+        problems.append(f"columns are {found.names}, expected {expected.names}")
+    else:
+        for want in expected:
+            have = found.field(want.name).type
+            if not _same_type(have, want.type):
+                problems.append(f"column {want.name} is {have}, expected {_type_name(want.type)}")
+            elif not want.nullable and _has_nulls(parquet, want.name):
+                problems.append(f"column {want.name} has nulls")
+    if problems:
+        raise ArtifactError(f"{file}: {'; '.join(problems)}.")
+
+
+def _same_type(have: pa.DataType, want: pa.DataType) -> bool:
+    if pa.types.is_null(want):
+        return pa.types.is_fixed_size_list(have) and have.value_type in (pa.float16(), pa.float32())
+    if pa.types.is_list(want):
+        return pa.types.is_list(have) and have.value_type == want.value_type
+    return have == want
+
+
+def _type_name(want: pa.DataType) -> str:
+    return "fixed_size_list<float16 or float32>" if pa.types.is_null(want) else str(want)
+
+
+def _has_nulls(parquet: pq.ParquetFile, column: str) -> bool:
+    if parquet.schema_arrow.field(column).type in (pa.string(), pa.int32(), pa.int64(), pa.float64()):
+        index = parquet.schema_arrow.names.index(column)
+        groups = [parquet.metadata.row_group(g) for g in range(parquet.metadata.num_row_groups)]
+        # Flat columns before this one occupy one Parquet column each only when none of them is a list of
+        # structs, which no contract has.
+        return any((s := g.column(index).statistics) is not None and (s.null_count or 0) > 0 for g in groups)
+    return any(batch.column(0).null_count > 0 for batch in parquet.iter_batches(columns=[column]))

@@ -1,0 +1,23 @@
+"""Checks of arguments: what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def one_of(name: str, value: str, options: Iterable[str]) -> str:
+    """Return ``value`` when it is one of ``options``; raise ValueError that suggests the nearest otherwise."""
+    options = list(options)
+    if value in options:
+        return value
+    near = difflib.get_close_matches(value, options, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise ValueError(f"{name} is {value!r}, expected one of {', '.join(options)}.{hint}")
+
+
+def positive(**values: float) -> None:
+    """Raise ValueError that names every argument that is not greater than zero."""
+    wrong = [f"{name}={value}" for name, value in values.items() if not value > 0]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)}: expected a number greater than zero.")
