@@ -40,15 +40,19 @@ class ArtifactError(ValueError):
 class FailedArtifactError(ArtifactError):
     """The artifact stands for a stage that failed; its message is that stage's own error."""
 
+    def __init__(self, stage: str, error: str, variant: str = "") -> None:
+        super().__init__(f"stage {stage} failed: {error}")
+        self.stage, self.error, self.variant = stage, error, variant
+
 
 def _fields(*fields: tuple[str, pa.DataType, bool]) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable) for name, kind, nullable in fields])
 
 
 STRINGS = pa.list_(pa.string())
+VECTOR = pa.list_(pa.float32(), 1)  # stands for a fixed-size list of float16 or float32 of any width
 
-# The contract: columns, types and whether they may be null. An extra column is an error, too. `None` stands for
-# a fixed-size list of float16 or float32 of any width.
+# The contract: columns, types and whether they may be null. An extra column is an error, too.
 SCHEMAS: dict[str, dict[str, pa.Schema]] = {
     "catalog/v1": {
         "catalog.parquet": _fields(
@@ -73,12 +77,10 @@ SCHEMAS: dict[str, dict[str, pa.Schema]] = {
         )
     },
     "item_embeddings/v1": {
-        "embeddings.parquet": _fields(("item_id", pa.string(), False), ("embedding", pa.null(), False))
+        "embeddings.parquet": _fields(("item_id", pa.string(), False), ("embedding", VECTOR, False))
     },
     "semantic_ids/v1": {
-        "semantic_ids.parquet": _fields(
-            ("item_id", pa.string(), False), ("codes", pa.list_(pa.int32()), False)
-        )
+        "semantic_ids.parquet": _fields(("item_id", pa.string(), False), ("codes", pa.list_(pa.int32()), False))
     },
     "token_rows/v1": {},
     "model/v1": {},
@@ -162,7 +164,9 @@ class Draft:
     def write_table(self, name: str, table: pa.Table) -> None:
         """Write a Parquet file; vectors are stored plain (no dictionary, no compression: five times faster)."""
         vectors = any(pa.types.is_fixed_size_list(f.type) for f in table.schema)
-        options: dict[str, Any] = {"use_dictionary": False, "compression": "none"} if vectors else {"compression": "zstd"}
+        options: dict[str, Any] = (
+            {"use_dictionary": False, "compression": "none"} if vectors else {"compression": "zstd"}
+        )
         pq.write_table(table, self.path / name, **options)
 
     def write_json(self, name: str, value: Any) -> None:
@@ -211,7 +215,7 @@ def load(path: str | Path, kind: str) -> Artifact:
     manifest = _read_manifest(path, kind)
     if "failed" in manifest:
         failed = manifest["failed"]
-        raise FailedArtifactError(f"stage {failed['stage']} failed: {failed['error']}")
+        raise FailedArtifactError(failed["stage"], failed["error"], failed.get("variant", ""))
     if manifest["kind"] != kind:
         raise ArtifactError(
             f"{path} holds {manifest['kind']}, expected {kind}: give the output of `sidgraft {MADE_BY[kind]}`."
@@ -235,14 +239,25 @@ def load(path: str | Path, kind: str) -> Artifact:
     )
 
 
-def record_failure(out: str | Path, kind: str, *, stage: str, error: str) -> None:
-    """Leave a mark at ``out`` that the stage failed, for a report that shows failed variants."""
+def record_failure(out: str | Path, kind: str, *, stage: str, error: str, variant: str = "") -> None:
+    """Leave a mark at ``out`` that the stage failed, for a report that shows failed variants by their name."""
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     draft_path = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     draft_path.chmod(0o755)
-    _write_manifest(draft_path, {"kind": kind, "failed": {"stage": stage, "error": error}})
+    failed = {"stage": stage, "error": error, "variant": variant}
+    _write_manifest(draft_path, {"kind": kind, "failed": failed})
     _replace(draft_path, out)
+
+
+def run_digest(arguments: Mapping[str, Any], inputs: Mapping[str, Artifact]) -> str:
+    """A short name of a stage's run: the same arguments and inputs give the same, in any place and at any time."""
+    body = {
+        "sidgraft": sidgraft.__version__,
+        "arguments": dict(arguments),
+        "inputs": {name: artifact.digest for name, artifact in inputs.items()},
+    }
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _read_manifest(path: Path, kind: str) -> dict[str, Any]:
@@ -333,7 +348,7 @@ def _check_table(file: Path, expected: pa.Schema) -> None:
 
 
 def _same_type(have: pa.DataType, want: pa.DataType) -> bool:
-    if pa.types.is_null(want):
+    if want == VECTOR:
         return pa.types.is_fixed_size_list(have) and have.value_type in (pa.float16(), pa.float32())
     if pa.types.is_list(want):
         return pa.types.is_list(have) and have.value_type == want.value_type
@@ -341,7 +356,7 @@ def _same_type(have: pa.DataType, want: pa.DataType) -> bool:
 
 
 def _type_name(want: pa.DataType) -> str:
-    return "fixed_size_list<float16 or float32>" if pa.types.is_null(want) else str(want)
+    return "fixed_size_list<float16 or float32>" if want == VECTOR else str(want)
 
 
 def _has_nulls(parquet: pq.ParquetFile, column: str) -> bool:

@@ -1,0 +1,162 @@
+"""Attention for packed rows and for beams, as an attention function that any transformers model can use.
+
+A packed row holds several sequences end to end, without padding, so that every linear layer works on real
+tokens only. Only attention itself is per sequence: here the row is laid out as a padded batch, attended causally
+(padding stands behind each sequence, so no mask is needed) and laid back. During decoding all beams of a history
+attend to one copy of its keys and values.
+
+Shapes: T tokens in a packed row · B sequences · S longest sequence · G beams · H heads · d head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+NAME = "sidgraft_packed"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How sequences lie in a packed row: where token t of the row stands in the padded batch [B * S]."""
+
+    lengths_B: torch.Tensor
+    padded_T: torch.Tensor
+    batch: int
+    longest: int
+
+    @staticmethod
+    def of(lengths: list[int], device: torch.device | str = "cpu") -> Packing:
+        """The packing of sequences with these lengths, in this order."""
+        longest = max(lengths)
+        padded_T = torch.cat([torch.arange(n) + b * longest for b, n in enumerate(lengths)])
+        return Packing(torch.tensor(lengths, device=device), padded_T.to(device), len(lengths), longest)
+
+    @property
+    def positions_1T(self) -> torch.Tensor:
+        """Position of each token in its own sequence, [1, T]."""
+        return (self.padded_T % self.longest).unsqueeze(0)
+
+    @property
+    def last_B(self) -> torch.Tensor:
+        """Index in the packed row of each sequence's last token."""
+        return self.lengths_B.cumsum(0) - 1
+
+    def pad(self, packed_1HTd: torch.Tensor) -> torch.Tensor:
+        """Lay a packed tensor [1, H, T, d] out as [B, H, S, d], zeros behind each sequence."""
+        rows_THd = packed_1HTd[0].transpose(0, 1)
+        padded = rows_THd.new_zeros(self.batch * self.longest, *rows_THd.shape[1:])
+        # index_copy, because its gradient is a plain gather
+        padded = padded.index_copy(0, self.padded_T, rows_THd)
+        return padded.view(self.batch, self.longest, *rows_THd.shape[1:]).transpose(1, 2)
+
+    def unpad(self, padded_BHSd: torch.Tensor) -> torch.Tensor:
+        """The inverse of `pad`, with heads behind tokens as transformers wants them: [1, T, H, d]."""
+        flat = padded_BHSd.transpose(1, 2).reshape(self.batch * self.longest, *padded_BHSd.shape[1::2])
+        return flat.index_select(0, self.padded_T).unsqueeze(0)
+
+
+@dataclass
+class BeamCache:
+    """Keys and values of a decoding batch: one copy of each prompt, and each beam's own tokens, per layer."""
+
+    packing: Packing
+    prompt_k: dict[int, torch.Tensor] = field(default_factory=dict)  # layer -> [B, H, S, d]
+    prompt_v: dict[int, torch.Tensor] = field(default_factory=dict)
+    beam_k: dict[int, torch.Tensor] = field(default_factory=dict)  # layer -> [B, H, G, tokens so far, d]
+    beam_v: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def follow(self, parent_BG: torch.Tensor) -> None:
+        """Make beam g continue beam parent_BG[:, g]."""
+        for cache in (self.beam_k, self.beam_v):
+            for layer, states in cache.items():
+                index = parent_BG[:, None, :, None, None].expand(-1, states.shape[1], -1, *states.shape[3:])
+                cache[layer] = states.gather(2, index)
+
+    def extend(self, layer: int, key_BHGd: torch.Tensor, value_BHGd: torch.Tensor) -> None:
+        """Append one token to every beam."""
+        for cache, new in ((self.beam_k, key_BHGd), (self.beam_v, value_BHGd)):
+            new = new.unsqueeze(3)
+            cache[layer] = torch.cat([cache[layer], new], dim=3) if layer in cache else new
+
+    def prompt_bias(self, dtype: torch.dtype) -> torch.Tensor:
+        """[B, 1, 1, S]: 0 at the prompt's tokens and -inf at the padding behind them."""
+        places_S = torch.arange(self.packing.longest, device=self.packing.lengths_B.device)
+        bias = torch.zeros(self.packing.batch, self.packing.longest, dtype=dtype, device=places_S.device)
+        return bias.masked_fill(places_S >= self.packing.lengths_B[:, None], float("-inf"))[:, None, None]
+
+
+def use_packed_attention(model: Any) -> None:
+    """Make a transformers model attend through this module; its forward then takes ``packing=`` or ``beams=``."""
+    AttentionInterface.register(NAME, _attention)
+    # None means that the model builds no mask at all: the packing says it all.
+    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+    model.set_attn_implementation(NAME)
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    packing: Packing | None = None,
+    beams: BeamCache | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Packed causal attention when ``packing`` is given (and fills ``beams``), one step of the beams otherwise."""
+    if packing is None and beams is None:
+        raise ValueError("this model attends to packed rows: its forward needs packing= or beams=.")
+    if sliding_window is not None and packing is not None and packing.longest > sliding_window:
+        raise ValueError(
+            f"a sequence has {packing.longest} tokens but the model looks back only {sliding_window}: lower max_length."
+        )
+    if packing is None:
+        assert beams is not None
+        return _beam_step(module.layer_idx, beams, query, key, value, scaling), None
+    key, value = packing.pad(key), packing.pad(value)
+    if beams is not None:
+        beams.prompt_k[module.layer_idx], beams.prompt_v[module.layer_idx] = key, value
+    query = packing.pad(query)
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    attended = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, scale=scaling)
+    return packing.unpad(attended), None
+
+
+def _beam_step(
+    layer: int,
+    cache: BeamCache,
+    query_BHGd: torch.Tensor,
+    key_BHGd: torch.Tensor,
+    value_BHGd: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
+    """Attend from the newest token of every beam to the shared prompt and to the beam's own tokens.
+
+    Query heads of one key head are stacked behind each other, so the prompt's keys are read once for all of
+    them and for all beams. Returns [B, G, H, d].
+    """
+    cache.extend(layer, key_BHGd, value_BHGd)
+    prompt_k, prompt_v = cache.prompt_k[layer], cache.prompt_v[layer]
+    own_k, own_v = cache.beam_k[layer], cache.beam_v[layer]
+    B, heads, G, d = query_BHGd.shape
+    kv_heads = prompt_k.shape[1]
+    query = query_BHGd.reshape(B, kv_heads, -1, d) * scaling  # [B, kv, groups * G, d]
+    to_prompt = (query @ prompt_k.transpose(2, 3)).float() + cache.prompt_bias(torch.float32)
+    per_beam = query.view(B, kv_heads, heads // kv_heads, G, d)
+    to_own = torch.einsum("bhrgd,bhgtd->bhrgt", per_beam, own_k).float()
+    scores = torch.cat([to_prompt.view(*to_own.shape[:-1], -1), to_own], dim=-1)
+    weights = scores.softmax(-1).to(query.dtype)
+    prompt_part, own_part = weights.split([prompt_k.shape[2], own_k.shape[3]], dim=-1)
+    attended = prompt_part.reshape(B, kv_heads, -1, prompt_k.shape[2]) @ prompt_v
+    attended = attended.view(per_beam.shape) + torch.einsum("bhrgt,bhgtd->bhrgd", own_part, own_v)
+    return attended.reshape(B, heads, G, d).transpose(1, 2)

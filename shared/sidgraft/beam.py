@@ -1,0 +1,190 @@
+"""Beam search over the trie: prefill each history once, then one step a level for all beams of all histories.
+
+Every beam is an item by construction: a step looks only at the children that the trie has. Sampling settings of
+a checkpoint are never read.
+
+Shapes: B histories · G beams · C children · V rows of the output head · D model width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sidgraft.attention import BeamCache, Packing
+from sidgraft.progress import Progress
+from sidgraft.sids import SidVocabulary
+from sidgraft.trie import Trie
+
+LOGITS_AT_ONCE = 32 * 1024 * 1024  # entries of the full-vocabulary logits held at a time
+
+
+@dataclass(frozen=True)
+class Beams:
+    """What a search found, best first."""
+
+    items_BG: torch.Tensor  # rows of the SID table; -1 in a place that no item reached
+    scores_BG: torch.Tensor  # log-probabilities, float32; -inf there
+    nodes: list[torch.Tensor]  # per depth from 1: the trie's nodes [B, G] that the beams held, in SID order
+
+
+@torch.no_grad()
+def beam_search(
+    model: Any, trie: Trie, vocabulary: SidVocabulary, prompts: list[np.ndarray], *, beams: int, score: str
+) -> Beams:
+    """The best items for each prompt.
+
+    ``prompts`` are token ids that end with the begin delimiter. A score is the sum of the log-probabilities of
+    the item's codes: ``exact`` under the softmax over the whole vocabulary (as transformers' generate),
+    ``restricted`` under the softmax over the valid children. Ties go to the smaller SID. G is ``beams``, or the
+    number of items where that is smaller.
+    """
+    device = model.device
+    packing = Packing.of([len(p) for p in prompts], device)
+    ids_1T = torch.from_numpy(np.concatenate(prompts)).long().to(device).unsqueeze(0)
+    cache = BeamCache(packing)
+    hidden = _hidden(model, ids_1T, packing.positions_1T, packing=packing, beams=cache)
+    hidden_BGD = hidden[0, packing.last_B].unsqueeze(1)
+    node_BG = torch.zeros(len(prompts), 1, dtype=torch.long, device=device)
+    score_BG = torch.zeros(len(prompts), 1, device=device)
+    nodes = []
+    for depth in range(trie.depth):
+        logp_BGK = _level_scores(model, hidden_BGD, vocabulary, depth, score)
+        parent_BG, node_BG, score_BG, code_BG = _step(
+            trie, depth, node_BG, score_BG, logp_BGK, beams=beams, renormalise=score == "restricted"
+        )
+        nodes.append(node_BG.masked_fill(score_BG == float("-inf"), -1))
+        if depth + 1 == trie.depth:
+            break
+        cache.follow(parent_BG)
+        ids_BG = vocabulary.level_first_ids[depth] + code_BG
+        positions_BG = (packing.lengths_B + depth)[:, None].expand_as(ids_BG)
+        hidden_BGD = _hidden(model, ids_BG, positions_BG, beams=cache)
+    # The beams stand in SID order, so that in a stable sort ties go to the smaller.
+    score_BG, place_BG = (t[:, : len(trie.item_N)] for t in score_BG.sort(dim=1, descending=True, stable=True))
+    items_BG = trie.item_N[node_BG.gather(1, place_BG)]
+    return Beams(items_BG.masked_fill(score_BG == float("-inf"), -1), score_BG, nodes)
+
+
+def _hidden(model: Any, ids: torch.Tensor, positions: torch.Tensor, **attention: Any) -> torch.Tensor:
+    decoder = model.get_decoder()
+    return decoder(input_ids=ids, position_ids=positions, use_cache=False, **attention).last_hidden_state
+
+
+def _level_scores(
+    model: Any, hidden_BGD: torch.Tensor, vocabulary: SidVocabulary, level: int, score: str
+) -> torch.Tensor:
+    """Log-probabilities of a level's codes [B, G, K], float32; under ``restricted`` the bare logits.
+
+    The exact normaliser needs the logits of the whole vocabulary, formed for a few beams at a time.
+    """
+    head = model.get_output_embeddings()
+    first = vocabulary.level_first_ids[level]
+    size = vocabulary.sizes[level]
+    B, G, _ = hidden_BGD.shape
+    hidden_MD = hidden_BGD.reshape(B * G, -1)
+    if score == "restricted":
+        bias = None if head.bias is None else head.bias[first : first + size]
+        logits = torch.nn.functional.linear(hidden_MD, head.weight[first : first + size].to(hidden_MD.dtype), bias)
+        return logits.float().view(B, G, size)
+    chunks = []
+    for chunk in hidden_MD.split(max(LOGITS_AT_ONCE // head.weight.shape[0], 1)):
+        logits = head(chunk).float()
+        chunks.append(logits[:, first : first + size] - logits.logsumexp(dim=1, keepdim=True))
+    return torch.cat(chunks).view(B, G, size)
+
+
+def _step(
+    trie: Trie,
+    depth: int,
+    node_BG: torch.Tensor,
+    score_BG: torch.Tensor,
+    logp_BGK: torch.Tensor,
+    *,
+    beams: int,
+    renormalise: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Extend all beams by all their children and keep the best: parent, node, score and code, each [B, G'].
+
+    Beams are kept in SID order, so candidates stand in SID order and a stable sort breaks ties by it.
+    """
+    child_BGC, exists_BGC = trie.children(depth, node_BG)
+    code_BGC = trie.codes[depth][child_BGC]
+    logp_BGC = logp_BGK.gather(2, code_BGC).masked_fill(~exists_BGC, float("-inf"))
+    if renormalise:
+        logp_BGC = logp_BGC - logp_BGC.logsumexp(dim=2, keepdim=True)
+    total = (score_BG[..., None] + logp_BGC).flatten(1)
+    kept = min(beams, total.shape[1])
+    chosen = total.sort(dim=1, descending=True, stable=True).indices[:, :kept].sort(dim=1).values
+    parent_BG = chosen // child_BGC.shape[2]
+    return (
+        parent_BG,
+        child_BGC.flatten(1).gather(1, chosen),
+        total.gather(1, chosen),
+        code_BGC.flatten(1).gather(1, chosen),
+    )
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The beams of many prompts, on the CPU."""
+
+    items_UG: np.ndarray  # rows of the SID table, best first; -1 where none
+    scores_UG: np.ndarray
+    kept_UL: np.ndarray | None  # whether the beams held the target's prefix of 1, 2, … L + 1 codes
+
+
+def decode(
+    model: Any,
+    trie: Trie,
+    vocabulary: SidVocabulary,
+    prompts: list[np.ndarray],
+    *,
+    beams: int,
+    score: str = "exact",
+    batch_tokens: int = 4096,
+    autocast: torch.dtype | None = None,
+    targets: np.ndarray | None = None,
+    what: str = "decode",
+) -> Decoded:
+    """Beam search for many prompts in batches of similar length, at most ``batch_tokens`` prompt tokens each.
+
+    ``autocast`` computes in that dtype over weights of another. ``targets`` are rows of the SID table: where
+    given, it is also told at which depth the beams still held them.
+    """
+    trie = trie.to(model.device)
+    width = min(beams, len(trie.item_N))
+    items_UG = np.full((len(prompts), width), -1)
+    scores_UG = np.full((len(prompts), width), -np.inf, dtype=np.float32)
+    kept_UL = None if targets is None else np.zeros((len(prompts), trie.depth), dtype=bool)
+    precision = torch.autocast(model.device.type, autocast) if autocast else contextlib.nullcontext()
+    with Progress(what, len(prompts), "users") as progress, precision:
+        for group in batches_by_length([len(p) for p in prompts], batch_tokens):
+            found = beam_search(model, trie, vocabulary, [prompts[i] for i in group], beams=beams, score=score)
+            items_UG[group] = found.items_BG.cpu().numpy()
+            scores_UG[group] = found.scores_BG.cpu().numpy()
+            if targets is not None and kept_UL is not None:
+                path = trie.path(torch.from_numpy(targets[group]).to(model.device))
+                held = [(n == p[:, None]).any(dim=1) for n, p in zip(found.nodes, path, strict=True)]
+                kept_UL[group] = torch.stack(held, dim=1).cpu().numpy()
+            progress.update(len(group))
+    return Decoded(items_UG, scores_UG, kept_UL)
+
+
+def batches_by_length(lengths: list[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Group prompts of similar length, at most ``batch_tokens`` tokens (or one prompt) a group, longest first."""
+    group: list[int] = []
+    tokens = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if group and tokens + lengths[index] > batch_tokens:
+            yield group
+            group, tokens = [], 0
+        group.append(index)
+        tokens += lengths[index]
+    if group:
+        yield group

@@ -1,0 +1,80 @@
+"""The trie of a catalog's Semantic IDs, as arrays: only sequences that are items can be decoded.
+
+A node at depth l is a distinct prefix of l codes; nodes of a depth are numbered in SID order, so the children of
+a node are a range of the next depth, and the leaves are the items in SID order.
+
+Shapes: N items · M_l nodes at depth l · L + 1 codes an item.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Trie:
+    """Children of each node as ranges, codes of each node, and the item of each leaf."""
+
+    first_child: list[torch.Tensor]  # per depth l < L + 1: [M_l + 1], the children of node m are first[m]..first[m + 1]
+    codes: list[torch.Tensor]  # per depth l < L + 1: [M_(l+1)], the last code of each child
+    most_children: list[int]  # per depth l < L + 1
+    item_N: torch.Tensor  # row of the SID table at each leaf
+
+    @property
+    def depth(self) -> int:
+        """Codes of an item: L + 1."""
+        return len(self.codes)
+
+    def to(self, device: torch.device | str) -> Trie:
+        """The same trie on another device."""
+        return Trie(
+            [t.to(device) for t in self.first_child],
+            [t.to(device) for t in self.codes],
+            self.most_children,
+            self.item_N.to(device),
+        )
+
+    def path(self, items: torch.Tensor) -> list[torch.Tensor]:
+        """The nodes on the way to items (rows of the SID table): one tensor a depth, from 1 to L + 1."""
+        leaf_of_N = torch.empty_like(self.item_N)
+        leaf_of_N[self.item_N] = torch.arange(len(self.item_N), device=self.item_N.device)
+        nodes = [leaf_of_N[items]]
+        for depth in range(self.depth - 1, 0, -1):
+            nodes.insert(0, torch.searchsorted(self.first_child[depth], nodes[0], right=True) - 1)
+        return nodes
+
+    def children(self, depth: int, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Children of nodes at a depth: their numbers [..., C] at the next depth, and which of them exist.
+
+        C is the most children that any node of this depth has; a place without a child holds number 0.
+        """
+        first, end = self.first_child[depth][nodes], self.first_child[depth][nodes + 1]
+        numbers = first[..., None] + torch.arange(self.most_children[depth], device=nodes.device)
+        exists = numbers < end[..., None]
+        return numbers.masked_fill(~exists, 0), exists
+
+
+def build_trie(codes_NL: np.ndarray) -> Trie:
+    """Build the trie of the codes [N, L+1] of N items. Raises ValueError when two items have the same codes."""
+    order = np.lexsort(codes_NL.T[::-1])
+    sorted_NL = codes_NL[order]
+    differs = sorted_NL[1:] != sorted_NL[:-1]
+    if len(sorted_NL) > 1 and not differs.any(axis=1).all():
+        twins = order[np.flatnonzero(~differs.any(axis=1))[0] :][:2]
+        raise ValueError(
+            f"items {twins[0]} and {twins[1]} have the same Semantic ID: run `sidgraft quantize`, whose IDs are unique."
+        )
+    # starts[l]: rows of the sorted table at which a new prefix of l codes begins
+    new_prefix = np.logical_or.accumulate(differs, axis=1)
+    starts = [np.zeros(1, dtype=np.int64)]
+    starts += [np.flatnonzero(np.r_[True, new_prefix[:, level]]) for level in range(codes_NL.shape[1])]
+    first_child, codes, most = [], [], []
+    for level in range(codes_NL.shape[1]):
+        first = np.r_[np.searchsorted(starts[level + 1], starts[level]), len(starts[level + 1])]
+        first_child.append(torch.from_numpy(first))
+        codes.append(torch.from_numpy(np.ascontiguousarray(sorted_NL[starts[level + 1], level])))
+        most.append(int(np.diff(first).max()))
+    return Trie(first_child, codes, most, torch.from_numpy(order))

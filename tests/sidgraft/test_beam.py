@@ -1,0 +1,187 @@
+"""Trie and beam search against exhaustive scoring with the stock model."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from sidgraft.attention import use_packed_attention
+from sidgraft.beam import batches_by_length, beam_search, decode
+from sidgraft.models import add_tokens, load_base, put_rows
+from sidgraft.trie import build_trie
+
+
+def catalog(seed=0, sizes=(4, 3, 3, 2), items=25):
+    """Random distinct codes with shared prefixes and ragged last levels, in no order."""
+    rng = np.random.default_rng(seed)
+    everything = np.array(list(itertools.product(*map(range, sizes))))
+    return everything[rng.choice(len(everything), items, replace=False)]
+
+
+def grafted(sizes=(4, 3, 3, 2)):
+    model, tokenizer = load_base("tiny")
+    vocabulary = add_tokens(tokenizer, list(sizes))
+    model.resize_token_embeddings(vocabulary.first_id + vocabulary.n_new, mean_resizing=False)
+    rows = torch.randn(vocabulary.n_new, 64, generator=torch.Generator().manual_seed(3)) * 0.15
+    put_rows(model, vocabulary, {"rows": rows})
+    return model.eval(), vocabulary
+
+
+def prompts_of(vocabulary, lengths=(3, 11, 6, 1)):
+    rng = np.random.default_rng(5)
+    return [np.append(rng.integers(0, 250, n), vocabulary.begin_id) for n in lengths]
+
+
+def exhaustive(model, vocabulary, codes_NL, prompt, score):
+    """Scores of all items by one plain forward pass each, restricted or not, in float64."""
+    scores = []
+    for codes in codes_NL:
+        tokens = np.asarray(vocabulary.level_first_ids) + codes
+        with torch.no_grad():
+            logits = model(input_ids=torch.from_numpy(np.append(prompt, tokens))[None]).logits[0].double()
+        total = 0.0
+        for level, token in enumerate(tokens):
+            at = logits[len(prompt) - 1 + level]
+            if score == "restricted":
+                valid = np.unique(codes_NL[(codes_NL[:, :level] == codes[:level]).all(axis=1), level])
+                at = at[vocabulary.level_first_ids[level] + torch.from_numpy(valid)]
+                total += (at.log_softmax(0)[int(np.searchsorted(valid, codes[level]))]).item()
+            else:
+                total += at.log_softmax(0)[token].item()
+        scores.append(total)
+    return np.asarray(scores)
+
+
+@pytest.mark.parametrize("score", ["exact", "restricted"])
+def test_with_as_many_beams_as_items_it_is_exhaustive_search(score):
+    model, vocabulary = grafted()
+    codes_NL = catalog()
+    prompts = prompts_of(vocabulary)
+    expected = [exhaustive(model, vocabulary, codes_NL, prompt, score) for prompt in prompts]
+    use_packed_attention(model)
+    found = beam_search(model, build_trie(codes_NL), vocabulary, prompts, beams=len(codes_NL), score=score)
+    for b, scores in enumerate(expected):
+        order = np.argsort(-scores, kind="stable")
+        assert found.items_BG[b].tolist() == order.tolist()
+        np.testing.assert_allclose(found.scores_BG[b].numpy(), scores[order], atol=1e-4)
+
+
+def step_by_step(model, vocabulary, codes_NL, prompt, beams):
+    """Plain beam search with Python sets over prefixes, one full forward pass a beam and level."""
+    kept = [((), 0.0)]
+    for level in range(codes_NL.shape[1]):
+        candidates = []
+        for prefix, total in kept:
+            tokens = [vocabulary.level_first_ids[i] + c for i, c in enumerate(prefix)]
+            with torch.no_grad():
+                ids = torch.from_numpy(np.append(prompt, tokens).astype(np.int64))[None]
+                logp = model(input_ids=ids).logits[0, -1].double().log_softmax(0)
+            children = {int(c[level]) for c in codes_NL if tuple(c[:level]) == prefix}
+            candidates += [((*prefix, c), total + logp[vocabulary.level_first_ids[level] + c].item()) for c in children]
+        kept = sorted(candidates, key=lambda pair: (-pair[1], pair[0]))[:beams]
+    return kept
+
+
+@pytest.mark.parametrize("beams", [1, 3, 8])
+def test_with_few_beams_it_is_plain_beam_search_and_every_beam_is_an_item(beams):
+    model, vocabulary = grafted()
+    codes_NL = catalog(seed=1)
+    prompts = prompts_of(vocabulary)
+    expected = [step_by_step(model, vocabulary, codes_NL, prompt, beams) for prompt in prompts]
+    use_packed_attention(model)
+    found = beam_search(model, build_trie(codes_NL), vocabulary, prompts, beams=beams, score="exact")
+    for b, kept in enumerate(expected):
+        assert [tuple(codes_NL[i]) for i in found.items_BG[b].tolist()] == [prefix for prefix, _ in kept]
+        np.testing.assert_allclose(found.scores_BG[b].numpy(), [total for _, total in kept], atol=1e-4)
+
+
+def test_a_batch_of_unequal_histories_gives_what_one_by_one_gives():
+    model, vocabulary = grafted()
+    use_packed_attention(model)
+    trie = build_trie(catalog())
+    prompts = prompts_of(vocabulary, (3, 40, 6, 1, 17))
+    together = decode(model, trie, vocabulary, prompts, beams=6, batch_tokens=10_000)
+    alone = decode(model, trie, vocabulary, prompts, beams=6, batch_tokens=1)
+    assert together.items_UG.tolist() == alone.items_UG.tolist()
+    np.testing.assert_allclose(together.scores_UG, alone.scores_UG, atol=1e-4)
+
+
+def test_more_beams_than_items_leave_no_empty_place():
+    model, vocabulary = grafted()
+    use_packed_attention(model)
+    codes_NL = catalog(items=7)
+    found = beam_search(model, build_trie(codes_NL), vocabulary, prompts_of(vocabulary), beams=50, score="exact")
+    assert found.items_BG.shape == (4, 7)
+    assert all(sorted(row) == list(range(7)) for row in found.items_BG.tolist())
+
+
+def test_equal_scores_go_to_the_smaller_semantic_id():
+    model, vocabulary = grafted()
+    put_rows(model, vocabulary, {"rows": torch.ones(vocabulary.n_new, 64) * 0.1})  # as under `mean`
+    use_packed_attention(model)
+    codes_NL = catalog()
+    found = beam_search(model, build_trie(codes_NL), vocabulary, prompts_of(vocabulary), beams=5, score="exact")
+    smallest = np.lexsort(codes_NL.T[::-1])[:5].tolist()
+    assert found.items_BG.tolist() == [smallest] * 4
+
+
+def test_the_sampling_settings_of_a_checkpoint_are_not_read():
+    model, vocabulary = grafted()
+    use_packed_attention(model)
+    trie, prompts = build_trie(catalog()), prompts_of(vocabulary)
+    before = beam_search(model, trie, vocabulary, prompts, beams=5, score="exact")
+    model.generation_config.update(do_sample=True, temperature=9.0, top_k=1, repetition_penalty=5.0, num_beams=1)
+    after = beam_search(model, trie, vocabulary, prompts, beams=5, score="exact")
+    assert torch.equal(before.items_BG, after.items_BG)
+    assert torch.equal(before.scores_BG, after.scores_BG)
+
+
+def test_it_is_told_at_which_level_the_target_was_lost():
+    model, vocabulary = grafted()
+    codes_NL = catalog(seed=1)
+    prompts = prompts_of(vocabulary)
+    targets = np.array([4, 9, 14, 19])
+    expected = np.zeros((4, 4), dtype=bool)
+    for user, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
+        for level in range(4):
+            prefixes = np.unique(codes_NL[:, : level + 1], axis=0)
+            kept = step_by_step(model, vocabulary, prefixes, prompt, 3)
+            expected[user, level] = tuple(codes_NL[target, : level + 1]) in [prefix for prefix, _ in kept]
+    use_packed_attention(model)
+    found = decode(model, build_trie(codes_NL), vocabulary, prompts, beams=3, targets=targets)
+    assert found.kept_UL.tolist() == expected.tolist()
+    assert expected.any()
+    assert not expected.all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_trie_against_sets_of_prefixes(seed):
+    codes_NL = catalog(seed=seed, items=int(np.random.default_rng(seed).integers(1, 60)))
+    trie = build_trie(codes_NL)
+    frontier = {(): 0}
+    for depth in range(4):
+        following = {}
+        for prefix, node in frontier.items():
+            numbers, exists = trie.children(depth, torch.tensor([node]))
+            children = {int(trie.codes[depth][n]): int(n) for n in numbers[exists]}
+            assert sorted(children) == sorted({int(c[depth]) for c in codes_NL if tuple(c[:depth]) == prefix})
+            following |= {(*prefix, code): number for code, number in children.items()}
+        frontier = following
+    assert {prefix: int(trie.item_N[leaf]) for prefix, leaf in frontier.items()} == {
+        tuple(map(int, codes)): item for item, codes in enumerate(codes_NL)
+    }
+    path = trie.path(torch.arange(len(codes_NL)))
+    assert [frontier[tuple(map(int, c))] for c in codes_NL] == path[-1].tolist()
+
+
+def test_two_items_with_one_semantic_id_are_refused():
+    with pytest.raises(ValueError, match="items 0 and 2 have the same Semantic ID"):
+        build_trie(np.array([[1, 0], [0, 0], [1, 0]]))
+
+
+def test_batches_hold_every_prompt_once_within_the_budget():
+    lengths = [5, 90, 3, 40, 41, 2, 7]
+    groups = list(batches_by_length(lengths, 60))
+    assert sorted(i for group in groups for i in group) == list(range(7))
+    assert all(sum(lengths[i] for i in group) <= 60 or len(group) == 1 for group in groups)
