@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from safetensors.torch import save_file
+
+from sidgraft import artifacts, checks
+from sidgraft.corpora import cpt_corpus, gti_corpus
+from sidgraft.models import load_grafted, load_rows
+from sidgraft.progress import say
+from sidgraft.prompts import Sample
+from sidgraft.sequences import check_same_items, read_sequences
+from sidgraft.sids import SidVocabulary, codes_array
+from sidgraft.training import (
+    DTYPES,
+    GroundingModel,
+    KeepRows,
+    Samples,
+    SaveByTheClock,
+    ShowProgress,
+    Trainer,
+    arguments,
+    last_checkpoint,
+    logged,
+    pack,
+    train,
+    working_directory,
+    write_training,
+)
+
+CORPORA = ("gti", "gti-text-to-sid", "gti-sid-to-text", "cpt", "none")
 
 
 def ground(
@@ -43,4 +74,96 @@ def ground(
         seed: Seed of the data order.
         checkpoints: Directory for resumable checkpoints; empty makes none.
     """
-    raise NotImplementedError
+    checks.one_of("corpus", corpus, CORPORA)
+    dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
+    checks.positive(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size, max_length=max_length)
+    kept = sorted({int(epoch) for epoch in keep_epochs.split(",") if epoch.strip()})
+    settings = {
+        "corpus": corpus,
+        "epochs": epochs,
+        "max_steps": max_steps,
+        "learning_rate": learning_rate,
+        "batch_size": batch_size,
+        "max_length": max_length,
+        "keep_epochs": keep_epochs,
+        "precision": precision,
+        "seed": seed,
+    }
+    inputs = {
+        "token_rows": artifacts.load(token_rows, "token_rows/v1"),
+        "catalog": artifacts.load(catalog, "catalog/v1"),
+        "semantic_ids": artifacts.load(semantic_ids, "semantic_ids/v1"),
+        "interactions": artifacts.load(interactions, "interactions/v1"),
+    }
+    rows_from = inputs["token_rows"]
+    with (
+        artifacts.create(out, "token_rows/v1", stage="ground", arguments=settings, inputs=inputs) as draft,
+        working_directory(checkpoints, f"ground-{artifacts.run_digest(settings, inputs)}", out) as work,
+    ):
+        shutil.copytree(rows_from.path / "tokenizer", draft.path / "tokenizer")
+        for name in ("sid_vocabulary.json", "base_model.json"):
+            shutil.copy(rows_from.path / name, draft.path / name)
+        if corpus == "none":
+            shutil.copy(rows_from.path / "rows.safetensors", draft.path / "rows.safetensors")
+            draft.metadata.update(corpus=corpus, steps=0)
+            return dict(draft.metadata)
+
+        model, tokenizer, vocabulary = load_grafted(rows_from, dtype)
+        samples = _samples(corpus, tokenizer, vocabulary, inputs, max_length)
+        grounding = GroundingModel(model, vocabulary, load_rows(rows_from))
+        tokens = sum(map(len, samples))
+        say(f"grounding on {len(samples)} sequences of {tokens / len(samples):.0f} tokens on average")
+        progress = ShowProgress("ground", tokens / len(samples) * min(batch_size, len(samples)))
+        trainer = Trainer(
+            model=grounding,
+            args=arguments(
+                work,
+                checkpoints=bool(checkpoints),
+                batch_size=batch_size,
+                seed=seed,
+                num_train_epochs=epochs,
+                max_steps=max_steps or -1,
+                learning_rate=learning_rate,
+                weight_decay=0.0,
+                lr_scheduler_type="constant",
+            ),
+            train_dataset=Samples(samples),
+            data_collator=pack,
+            callbacks=[progress, KeepRows(kept, work)] + ([SaveByTheClock()] if checkpoints else []),
+        )
+        train(trainer, last_checkpoint(work))
+        log = logged(trainer.state)
+        others = {k: v for k, v in load_rows(rows_from).items() if k not in ("rows", "head_rows")}
+        save_file(others | grounding.new_rows(), draft.path / "rows.safetensors")
+        for rows_file in work.glob("rows-epoch-*.safetensors"):
+            shutil.copy(rows_file, draft.path / rows_file.name)
+        write_training(draft.path, {"log": log})
+        draft.metadata.update(
+            corpus=corpus,
+            sequences=len(samples),
+            tokens=tokens,
+            steps=trainer.state.global_step,
+            first_loss=float(np.mean([row["loss"] for row in log[:10]])),
+            last_loss=float(np.mean([row["loss"] for row in log[-10:]])),
+        )
+        return dict(draft.metadata)
+
+
+def _samples(
+    corpus: str, tokenizer: Any, vocabulary: SidVocabulary, inputs: dict[str, artifacts.Artifact], max_length: int
+) -> list[Sample]:
+    items: pa.Table = inputs["catalog"].read_table("catalog.parquet")
+    semantic_ids = inputs["semantic_ids"].read_table("semantic_ids.parquet")
+    check_same_items(items, semantic_ids)
+    tokens_NS = vocabulary.item_tokens(codes_array(semantic_ids))
+    if corpus == "cpt":
+        sequences = read_sequences(inputs["interactions"], items["item_id"].to_pylist())
+        return cpt_corpus(tokenizer, items, sequences.training(), tokens_NS, max_length=max_length)
+    return gti_corpus(
+        tokenizer,
+        items,
+        tokens_NS,
+        text_to_sid=corpus != "gti-sid-to-text",
+        sid_to_text=corpus != "gti-text-to-sid",
+        max_length=max_length,
+    )

@@ -1,0 +1,261 @@
+"""Training on transformers.Trainer: packed batches, the loss at supervised positions, the new rows as a parameter.
+
+Two ways to train, each a few lines for the Trainer: `GroundingModel` holds the new rows as its only parameters
+over a frozen model; `supervise` makes a whole model return its loss at the supervised positions of a packed row.
+
+Shapes: T tokens of a packed row · M supervised positions · V base rows · N new rows · D model width.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from sidgraft.attention import Packing, use_packed_attention
+from sidgraft.losses import chunked_cross_entropy
+from sidgraft.progress import Progress, say
+from sidgraft.prompts import Sample
+from sidgraft.sids import SidVocabulary
+
+MINUTES_BETWEEN_CHECKPOINTS = 10.0
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Samples(Dataset):
+    """A list of samples as a dataset."""
+
+    def __init__(self, samples: list[Sample]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.samples[index]
+
+
+def pack(samples: list[Sample]) -> dict[str, Any]:
+    """Lay samples end to end: a packed row, its packing, where logits are needed [M], and the targets [M].
+
+    The logits that predict token t stand at token t - 1 of the same sample.
+    """
+    ids_T = torch.from_numpy(np.concatenate([s.ids_S for s in samples]))
+    target_T = torch.from_numpy(np.concatenate([s.target_S for s in samples]))
+    packing = Packing.of([len(s) for s in samples])
+    places_M = target_T.nonzero()[:, 0]
+    return {
+        "input_ids": ids_T.unsqueeze(0),
+        "position_ids": packing.positions_1T,
+        "packing": packing,
+        "supervised": places_M - 1,
+        "targets": ids_T[places_M],
+    }
+
+
+class GroundingModel(nn.Module):
+    """A frozen language model whose new rows are one parameter [N, D], used at both ends when they are tied.
+
+    An untied head has a second parameter. The frozen model is held outside the module tree: the Trainer sees,
+    saves and optimizes the rows only, in float32 whatever the model's precision.
+    """
+
+    def __init__(self, model: Any, vocabulary: SidVocabulary, rows: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        model.requires_grad_(False)
+        model.eval()
+        use_packed_attention(model)
+        self.first_id, self.n_new = vocabulary.first_id, vocabulary.n_new
+        self.rows = nn.Parameter(rows["rows"].clone())
+        self.head_rows = nn.Parameter(rows["head_rows"].clone()) if "head_rows" in rows else None
+        self._frozen = (model.get_decoder(), model.get_input_embeddings().weight, model.get_output_embeddings())
+        if self._frozen[2].bias is not None:
+            raise ValueError("the base model's output head has a bias, which grounding does not support.")
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        packing: Packing,
+        supervised: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        """Mean loss at the supervised positions over the whole extended vocabulary."""
+        decoder, embedding_VD, head = self._frozen
+        new_1T = (input_ids >= self.first_id) & (input_ids < self.first_id + self.n_new)
+        embedded = embedding_VD[input_ids.masked_fill(new_1T, 0)]
+        own = self.rows[(input_ids - self.first_id).masked_fill(~new_1T, 0)].to(embedded.dtype)
+        embedded = torch.where(new_1T.unsqueeze(-1), own, embedded)
+        hidden = decoder(inputs_embeds=embedded, position_ids=position_ids, packing=packing, use_cache=False)
+        rows_ND = self.rows if self.head_rows is None else self.head_rows
+        after = self.first_id + self.n_new
+        blocks = [head.weight[: self.first_id], rows_ND, head.weight[after:]]
+        return {"loss": chunked_cross_entropy(hidden.last_hidden_state[0, supervised], blocks, targets)}
+
+    def new_rows(self) -> dict[str, torch.Tensor]:
+        """The rows as they are now, float32."""
+        return {name: parameter.detach().float().cpu().clone() for name, parameter in self.named_parameters()}
+
+
+class GraftTrainer(Trainer):
+    """A Trainer whose loss at the supervised positions comes from `supervise`'s head."""
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Hand the targets to the head, which then returns the loss in place of logits."""
+        inputs = dict(inputs)
+        head = self.accelerator.unwrap_model(model).get_output_embeddings()
+        head.targets = inputs.pop("targets")
+        return model(**inputs, logits_to_keep=inputs.pop("supervised"), use_cache=False).logits
+
+
+def supervise(model: Any) -> None:
+    """Make a model's head return the chunked loss when it has been given targets, and logits otherwise.
+
+    The loss is formed inside the head's own forward, so that wrappers which gather a module's weights when it is
+    called (DeepSpeed ZeRO-3) see the use, and no logits exist but a chunk of those that are supervised.
+    """
+    use_packed_attention(model)
+    head = model.get_output_embeddings()
+    if head.bias is not None:
+        raise ValueError("the base model's output head has a bias, which fine-tuning does not support.")
+    logits_of: Callable[[torch.Tensor], torch.Tensor] = head.forward
+    head.targets = None
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        if head.targets is None:
+            return logits_of(hidden)
+        targets, head.targets = head.targets, None
+        return chunked_cross_entropy(hidden[0], [head.weight], targets)
+
+    head.forward = forward
+
+
+def arguments(output: Path, *, checkpoints: bool, batch_size: int, seed: int, **settings: Any) -> TrainingArguments:
+    """TrainingArguments with what all our training shares; ``settings`` are passed on."""
+    return TrainingArguments(
+        output_dir=str(output),
+        per_device_train_batch_size=batch_size,
+        seed=seed,
+        data_seed=seed,
+        optim="adamw_torch",
+        max_grad_norm=1.0,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="epoch" if checkpoints else "no",
+        save_total_limit=1,
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        use_cpu=not torch.cuda.is_available(),
+        **settings,
+    )
+
+
+class ShowProgress(TrainerCallback):
+    """Steps, loss, tokens a second and remaining time on the console; stops at a loss that is not a number."""
+
+    def __init__(self, what: str, tokens_per_step: float) -> None:
+        self.what, self.tokens_per_step = what, tokens_per_step
+        self.progress: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.progress = Progress(self.what, state.max_steps - state.global_step, "steps")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if self.progress is None or logs is None or "loss" not in logs:
+            return
+        if not np.isfinite(logs["loss"]):
+            raise ValueError(
+                f"the loss became {logs['loss']} at step {state.global_step} (epoch {state.epoch:.2f}): lower"
+                " learning_rate, or use precision=float32."
+            )
+        speed = self.tokens_per_step * (self.progress.done + 1) / (time.monotonic() - self.progress.started)
+        self.progress.update(1, loss=logs["loss"], tokens_per_s=speed)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.progress is not None:
+            self.progress.__exit__()
+
+
+class KeepRows(TrainerCallback):
+    """Keep the rows at the end of given epochs, for a depth sweep out of one run."""
+
+    def __init__(self, epochs: list[int], directory: Path) -> None:
+        self.epochs, self.directory = epochs, directory
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if round(state.epoch) in self.epochs:
+            save_file(model.new_rows(), self.directory / f"rows-epoch-{round(state.epoch)}.safetensors")
+
+
+class SaveByTheClock(TrainerCallback):
+    """A checkpoint every few minutes, for epochs that take long."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.saved = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if time.monotonic() - self.saved > 60 * MINUTES_BETWEEN_CHECKPOINTS:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.saved = time.monotonic()
+
+
+@contextmanager
+def working_directory(checkpoints: str, name: str, out: str) -> Iterator[Path]:
+    """Where a training run keeps its checkpoints: ``checkpoints``/``name``, or a temporary place beside ``out``.
+
+    It is removed when the body ends well; after an error or a kill the one under ``checkpoints`` stays, and the
+    same run finds it again (``name`` holds the digest of its arguments and inputs).
+    """
+    place = Path(checkpoints) / name if checkpoints else Path(out).parent / f".{Path(out).name}.training"
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        yield place
+    except BaseException:
+        if not checkpoints:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def train(trainer: Trainer, checkpoint: str | None) -> None:
+    """Train, from a checkpoint where there is one; what is printed is our own progress alone."""
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=checkpoint)
+
+
+def last_checkpoint(directory: Path) -> str | None:
+    """The newest whole checkpoint; the Trainer writes `trainer_state.json` last, so one without it is cut short."""
+    found = {int(path.name.removeprefix("checkpoint-")): path for path in directory.glob("checkpoint-*")}
+    for step in sorted(found, reverse=True):
+        if (found[step] / "trainer_state.json").is_file():
+            say(f"resuming from the checkpoint at step {step}")
+            return str(found[step])
+        shutil.rmtree(found[step])
+    return None
+
+
+def logged(state: Any) -> list[dict[str, Any]]:
+    """The Trainer's log as rows of step, epoch and loss or validation figures."""
+    keep = ("step", "epoch", "loss", "grad_norm", "learning_rate", "recall@5", "recall@10")
+    return [{k: row[k] for k in keep if k in row} for row in state.log_history if "loss" in row or "recall@5" in row]
+
+
+def write_training(directory: Path, training: dict[str, Any]) -> None:
+    """Write `training.json`: the log, and the figures of the run."""
+    (directory / "training.json").write_text(json.dumps(training, indent=0) + "\n", encoding="utf-8")
