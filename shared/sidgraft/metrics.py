@@ -1,0 +1,94 @@
+"""Metrics of ranked recommendations: recall, NDCG, slices by popularity, bootstrap intervals over users.
+
+Shapes: U users · G recommended items a user · N items.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+BOOTSTRAP_AT_ONCE = 64
+
+
+def ranks(items_UG: np.ndarray, target_U: np.ndarray) -> np.ndarray:
+    """The rank of each user's target among the recommended items, from 1; 0 where it is not among them."""
+    hit_UG = items_UG == target_U[:, None]
+    return np.where(hit_UG.any(axis=1), hit_UG.argmax(axis=1) + 1, 0)
+
+
+def recall_at(rank_U: np.ndarray, k: int) -> np.ndarray:
+    """Per user: 1 when the one relevant item is among the first k, else 0."""
+    return ((rank_U > 0) & (rank_U <= k)).astype(np.float64)
+
+
+def ndcg_at(rank_U: np.ndarray, k: int) -> np.ndarray:
+    """Per user: 1 / log2(rank + 1) when the one relevant item is among the first k, else 0 (the ideal is 1)."""
+    return np.where((rank_U > 0) & (rank_U <= k), 1.0 / np.log2(np.maximum(rank_U, 1) + 1.0), 0.0)
+
+
+def slices(count_N: np.ndarray, target_U: np.ndarray) -> dict[str, np.ndarray]:
+    """Which users belong to each slice, by their target: all, cold, head, tail.
+
+    ``count_N`` says how often each item is a training target, in item_id order. Cold: at most once, zero
+    included. Head: the first ceil(0.2 N) items by falling count, then item_id. Tail: the others.
+    """
+    order_N = np.argsort(-count_N, kind="stable")
+    is_head_N = np.zeros(len(count_N), dtype=bool)
+    is_head_N[order_N[: int(np.ceil(0.2 * len(count_N)))]] = True
+    return {
+        "all": np.ones(len(target_U), dtype=bool),
+        "cold": count_N[target_U] <= 1,
+        "head": is_head_N[target_U],
+        "tail": ~is_head_N[target_U],
+    }
+
+
+def bootstrap_means(values_UM: np.ndarray, samples: int, seed: int) -> np.ndarray:
+    """Means of M values over resampled users [samples, M]."""
+    rng = np.random.default_rng(seed)
+    users = len(values_UM)
+    means = []
+    for start in range(0, samples, BOOTSTRAP_AT_ONCE):
+        weights = rng.multinomial(users, np.full(users, 1 / users), size=min(BOOTSTRAP_AT_ONCE, samples - start))
+        means.append(weights @ values_UM / users)
+    return np.concatenate(means)
+
+
+def metric_rows(
+    rank_U: np.ndarray,
+    kept_UL: np.ndarray | None,
+    member: dict[str, np.ndarray],
+    ks: list[int],
+    *,
+    beams: int,
+    bootstrap: int,
+    seed: int,
+) -> list[tuple[str, str, int, float | None, float | None, float | None]]:
+    """All figures of one recommender: (slice, metric, k, value, low, high); low and high are the 95 % bootstrap.
+
+    Metrics are recall and ndcg at each k and, where ``kept_UL`` tells it, level_1, level_2, …: how often the
+    beams hold the right first 1, 2, … codes (k is the number of beams). The slice head/tail is the ratio of
+    the two. A slice without users, or a ratio to zero, has no value.
+    """
+    columns = [("recall", k, recall_at(rank_U, k)) for k in ks] + [("ndcg", k, ndcg_at(rank_U, k)) for k in ks]
+    if kept_UL is not None:
+        columns += [(f"level_{i + 1}", beams, kept_UL[:, i].astype(np.float64)) for i in range(kept_UL.shape[1])]
+    values_UM = np.stack([values for _, _, values in columns], axis=1)
+    rows = []
+    means: dict[str, np.ndarray | None] = {}
+    for name, is_in_U in member.items():
+        chosen = values_UM[is_in_U]
+        means[name] = chosen.mean(axis=0) if len(chosen) else None
+        interval = None
+        if len(chosen) and bootstrap:
+            interval = np.quantile(bootstrap_means(chosen, bootstrap, seed), [0.025, 0.975], axis=0)
+        for m, (metric, k, _) in enumerate(columns):
+            value = None if not len(chosen) else float(chosen[:, m].mean())
+            low, high = (None, None) if interval is None else (float(interval[0, m]), float(interval[1, m]))
+            rows.append((name, metric, k, value, low, high))
+    head, tail = means["head"], means["tail"]
+    for m, (metric, k, _) in enumerate(columns):
+        if metric in ("recall", "ndcg"):
+            ratio = None if head is None or tail is None or tail[m] == 0 else float(head[m] / tail[m])
+            rows.append(("head/tail", metric, k, ratio, None, None))
+    return rows
