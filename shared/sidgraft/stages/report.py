@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+
+from sidgraft import artifacts, page
+from sidgraft.artifacts import Artifact, ArtifactError, FailedArtifactError
+from sidgraft.page import MODEL, Variant
+
+COLUMNS = artifacts.SCHEMAS["metrics/v1"]["metrics.parquet"]
 
 
 def report(
@@ -30,4 +40,117 @@ def report(
         title: Title of the page.
         examples: Example users to show, with history, recommendations and target.
     """
-    raise NotImplementedError
+    _check_lengths(metrics, recommendations, diagnostics)
+    data = artifacts.load(catalog, "catalog/v1")
+    histories = artifacts.load(interactions, "interactions/v1")
+    codes = artifacts.load(semantic_ids, "semantic_ids/v1")
+    variants = [
+        _open(number, *paths) for number, paths in enumerate(zip(metrics, recommendations, diagnostics, strict=True), 1)
+    ]
+    rows = _all_rows(variants)
+    html, verdict = page.render(variants, data, histories, codes, title, examples)
+
+    inputs = {"catalog": data, "interactions": histories, "semantic_ids": codes}
+    for number, variant in enumerate(variants, 1):
+        inputs |= {f"{part.kind.split('/')[0]}_{number}": part for part in _parts(variant)}
+    arguments = {"title": title, "examples": examples}
+    with artifacts.create(out, "report/v1", stage="report", arguments=arguments, inputs=inputs) as draft:
+        (draft.path / "index.html").write_text(html, encoding="utf-8")
+        draft.write_table("metrics.parquet", pa.Table.from_pylist(rows, schema=COLUMNS))
+        _write_csv(draft.path / "metrics.csv", rows)
+        draft.metadata |= {
+            "variants": len(variants),
+            "failed": sum(bool(v.failures) for v in variants),
+            "rows": len(rows),
+            "html_bytes": len(html.encode()),
+            "verdict": verdict,
+        }
+    return dict(draft.metadata)
+
+
+def _check_lengths(metrics: list[str], recommendations: list[str], diagnostics: list[str]) -> None:
+    lengths = {"metrics": len(metrics), "recommendations": len(recommendations), "diagnostics": len(diagnostics)}
+    if not metrics or len(set(lengths.values())) > 1:
+        found = ", ".join(f"{n} {name}" for name, n in lengths.items())
+        raise ValueError(f"found {found}: expected one of each a variant, in the same order, at least one variant.")
+
+
+def _open(number: int, metrics: str, recommendations: str, diagnostics: str) -> Variant:
+    """Load the three artifacts of a variant; the ones that stand for a failure are noted."""
+    variant = Variant(name=f"variant {number}", seed=0)
+    failures: dict[tuple[str, str], None] = {}  # a stage that failed has often left its mark in all three
+    for path, kind in ((metrics, "metrics"), (recommendations, "recommendations"), (diagnostics, "diagnostics")):
+        try:
+            setattr(variant, kind, artifacts.load(path, f"{kind}/v1"))
+        except FailedArtifactError as failure:
+            failures[failure.stage, failure.error] = None
+            variant.name = failure.variant or variant.name
+    variant.failures = list(failures)
+    _check_same_model(number, variant)
+    _read(number, variant)
+    return variant
+
+
+def _parts(variant: Variant) -> list[Artifact]:
+    return [part for part in (variant.metrics, variant.recommendations, variant.diagnostics) if part is not None]
+
+
+def _check_same_model(number: int, variant: Variant) -> None:
+    models = {}
+    for part in _parts(variant):
+        model = part.lineage[part.digest]["inputs"].get("model")
+        if model is not None:
+            models[part.kind] = model
+    if len(set(models.values())) > 1:
+        raise ArtifactError(
+            f"{' and '.join(models)} number {number} were made from different models:"
+            " give the three lists in the same order of variants."
+        )
+
+
+def _read(number: int, variant: Variant) -> None:
+    """Take the variant's figures, name and seed from its metrics; without metrics, the latter from its diagnostics."""
+    if variant.diagnostics is not None:
+        variant.geometry = variant.diagnostics.read_json("diagnostics.json")
+    if variant.metrics is None:
+        variant.name = variant.geometry.get("variant") or variant.name
+        variant.seed = variant.geometry.get("seed") or 0
+        return
+    rows = variant.metrics.read_table("metrics.parquet").to_pylist()
+    who = {(row["variant"], row["seed"]) for row in rows}
+    if len(who) != 1 or not any(row["recommender"] == MODEL for row in rows):
+        raise ArtifactError(
+            f"metrics number {number} ({variant.metrics.path}) hold {len(who)} variants and"
+            f" {sum(row['recommender'] == MODEL for row in rows)} rows of the model, expected one variant with rows"
+            " of the model: run `sidgraft evaluate` again."
+        )
+    name, variant.seed = who.pop()
+    variant.name = name or variant.name
+    for row in rows:
+        cells = variant.cells.setdefault(row["recommender"], {})
+        cells[row["slice"], row["metric"], row["k"]] = (row["value"], row["low"], row["high"])
+
+
+def _all_rows(variants: list[Variant]) -> list[dict[str, Any]]:
+    """Return the rows of all metrics in a fixed order; raise when two metrics are the same variant and seed."""
+    seen: dict[tuple[str, int], int] = {}
+    rows: list[dict[str, Any]] = []
+    for number, variant in enumerate(variants, 1):
+        if variant.metrics is None:
+            continue
+        first = seen.setdefault((variant.name, variant.seed), number)
+        if first != number:
+            raise ArtifactError(
+                f"metrics {first} and {number} are both variant {variant.name!r}, seed {variant.seed}:"
+                " give each variant a name of its own by `sidgraft evaluate --variant`."
+            )
+        rows += variant.metrics.read_table("metrics.parquet").to_pylist()
+    return sorted(rows, key=lambda row: [row[name] for name in COLUMNS.names[:6]])
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the rows; an undefined value is empty, a float has all its digits."""
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS.names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,321 @@
+"""The report's page: what `templates/report.html` shows, gathered from the variants and the shared artifacts."""
+
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import, where a type checker cannot see them.
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+import jinja2
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sidgraft import display, provenance, results
+from sidgraft.artifacts import Artifact
+from sidgraft.charts import COLOURS, Series, line_chart
+from sidgraft.display import short
+from sidgraft.results import MODEL, Variant
+
+INITIALIZATION, FINE_TUNING = "initialization", "fine-tuning"
+STATES = (INITIALIZATION, "grounding", FINE_TUNING)
+MEASURES = {
+    "effective_rank": "Effective rank",
+    "effective_rank_all": "Effective rank, all levels",
+    "rank": "Rank",
+    "sigma_geo": "σ geo",
+    "mean_cosine": "Mean cosine",
+    "mean_cosine_all": "Mean cosine, all levels",
+    "mean_cosine_text": "Mean cosine with text rows",
+    "rsa_pearson": "RSA, Pearson r",
+    "rsa_pearson_all": "RSA, Pearson r, all levels",
+    "rsa_spearman": "RSA, Spearman ρ",
+    "rsa_spearman_all": "RSA, Spearman ρ, all levels",
+    "purity": "Purity",
+    "purity_random": "Purity, random neighbours",
+    "purity_encoder": "Purity, encoder space",
+    "cosine_to_initialization": "Cosine with own start",
+    "cosine_to_centroids": "Cosine with centroids",
+    "popularity_axis_correlation": "Popularity axis, Pearson r",
+    "popularity_axis_spearman": "Popularity axis, Spearman ρ",
+}
+COMPARED = ("effective_rank", "sigma_geo", "rsa_pearson", "purity", "r2 popularity 5", "r2 semantic 5")
+HISTORY_SHOWN, ITEMS_SHOWN = 8, 5
+
+
+def render(
+    variants: list[Variant],
+    catalog: Artifact,
+    interactions: Artifact,
+    semantic_ids: Artifact,
+    title: str,
+    examples: int,
+) -> tuple[str, str]:
+    """Return the page's HTML and its verdict, the one sentence at the top."""
+    shared = (catalog, interactions, semantic_ids)
+    results.label(variants)
+    measured = [v for v in variants if v.metrics is not None]
+    diagnosed = [v for v in variants if v.diagnostics is not None]
+    k = results.headline_k(measured)
+    pairs = results.paired_matrix(measured, k)
+    verdict, below = results.verdict(measured, k, pairs)
+    if not measured:
+        verdict = f"All {len(variants)} runs failed." if len(variants) > 1 else "The run failed."
+    shown = {
+        "title": title,
+        "verdict": verdict,
+        "below": below,
+        "run": provenance.run_facts(variants, catalog),
+        "notes": provenance.notes(variants),
+        "runs": len(variants),
+        "failed": [v for v in variants if v.failures],
+        "k": k,
+        "significant": results.SIGNIFICANT,
+        "intervals": results.interval_rows(measured, k),
+        "tables": results.metric_tables(measured, k),
+        "pairs": pairs,
+        "levels": results.level_tables(measured),
+        "training": training(diagnosed),
+        "compared": compared_measures(diagnosed),
+        "diagnoses": [diagnosis(v) for v in diagnosed],
+        "definitions": next((d for v in diagnosed if (d := v.geometry.get("definitions"))), {}),
+        "examples": example_users(measured, catalog, interactions, examples),
+        "data": data_facts(catalog, interactions),
+        "ids": id_facts(semantic_ids),
+        "explained": next((e for v in diagnosed if (e := v.geometry.get("explained_variance"))), {}),
+        "settings": provenance.settings(variants, shared),
+        "versions": provenance.versions(),
+        "digests": provenance.digests(variants, shared),
+    }
+    return environment().get_template("report.html").render(shown), verdict
+
+
+def environment() -> jinja2.Environment:
+    """The template environment: everything is escaped, an unknown name is an error."""
+    env = jinja2.Environment(
+        loader=jinja2.PackageLoader("sidgraft"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for function in (
+        display.block,
+        display.figure,
+        display.p_text,
+        display.rate,
+        display.setting,
+        display.short,
+        display.show,
+    ):
+        env.filters[function.__name__] = function
+    return env
+
+
+def training(variants: list[Variant]) -> dict[str, Any]:
+    """Return the three training charts, their legend, and each variant's best step."""
+    names = list(dict.fromkeys(v.name for v in variants))  # one colour for all seeds
+    curves: dict[str, list[Series]] = {"ground": [], "loss": [], "recall": []}
+    best = []
+    for v in variants:
+        record = v.geometry.get("training") or {}
+        colour = names.index(v.name)
+        steps = record.get("finetune") or []
+        recalls = _points(steps, "recall@5")
+        t_star = record.get("t_star")
+        mark = _nearest(recalls, t_star)
+        curves["ground"].append(Series(v.label, _points(record.get("ground") or [], "loss"), colour))
+        curves["loss"].append(Series(v.label, _points(steps, "loss"), colour))
+        curves["recall"].append(Series(v.label, recalls, colour, mark))
+        top = max((y for _, y in recalls), default=None)
+        best.append({"label": v.label, "t_star": t_star, "epoch": record.get("best_epoch"), "recall": top})
+    step = "optimizer step"
+    charts = [
+        ("Grounding: loss", line_chart(curves["ground"], x_label=step, y_label="grounding loss")),
+        ("Fine-tuning: loss", line_chart(curves["loss"], x_label=step, y_label="fine-tuning loss")),
+        (
+            "Validation Recall@5",
+            line_chart(curves["recall"], x_label=step, y_label="validation Recall@5", from_zero=True),
+        ),
+    ]
+    legend = [(name, i % COLOURS, i >= COLOURS) for i, name in enumerate(names)]
+    return {"charts": [c for c in charts if c[1]], "legend": legend, "best": best}
+
+
+def _nearest(points: list[tuple[float, float]], step: float | None) -> tuple[float, float] | None:
+    return None if step is None else min(points, key=lambda point: abs(point[0] - step), default=None)
+
+
+def _points(records: Iterable[dict[str, Any]], key: str) -> list[tuple[float, float]]:
+    return [(r["step"], r[key]) for r in records if r.get("step") is not None and r.get(key) is not None]
+
+
+def measures(stage: dict[str, Any] | None) -> dict[str, float | None]:
+    """Return the scalar measures of one state of the rows, flat: R² by target and q."""
+    stage = stage or {}
+    flat: dict[str, float | None] = {key: stage.get(key) for key in MEASURES}
+    for target, by_q in (stage.get("r2") or {}).items():
+        flat |= {f"r2 {target} {q}": value for q, value in (by_q or {}).items()}
+    return flat
+
+
+def measure_name(key: str) -> str:
+    """Return how a measure is called on the page."""
+    if key.startswith("r2 "):
+        _, target, q = key.split(" ")
+        return f"R² {target}, q = {q}"
+    return MEASURES[key]
+
+
+def diagnosis(variant: Variant) -> dict[str, Any]:
+    """Return one variant's measures before and after each stage, and its figures."""
+    assert variant.diagnostics is not None
+    stages = variant.geometry.get("stages") or {}
+    states = [state for state in STATES if state in stages]
+    by_state = {state: measures(stages[state]) for state in states}
+    keys = dict.fromkeys(key for values in by_state.values() for key in values)
+    rows = [(measure_name(key), [by_state[state].get(key) for state in states]) for key in keys]
+    return {
+        "label": variant.label,
+        "level": variant.geometry.get("level"),
+        "states": states,
+        "rows": [row for row in rows if any(value is not None for value in row[1])],
+        "figures": [_figure(variant.diagnostics, entry) for entry in variant.geometry.get("figures") or []],
+    }
+
+
+def _figure(diagnostics: Artifact, entry: dict[str, Any]) -> dict[str, str]:
+    """Embed one figure as a data URI. The manifest's digests have vouched for the files of the artifact."""
+    file = (diagnostics.path / entry["file"]).resolve()
+    if not file.is_relative_to(diagnostics.path.resolve()) or not file.is_file():
+        raise ValueError(
+            f"diagnostics.json names the figure {entry['file']!r}, which {diagnostics.path} does not hold."
+        )
+    kind = mimetypes.guess_type(file.name)[0] or "image/png"
+    data = base64.b64encode(file.read_bytes()).decode("ascii")
+    return {
+        "title": entry.get("title", file.stem),
+        "caption": entry.get("caption", ""),
+        "src": f"data:{kind};base64,{data}",
+    }
+
+
+def compared_measures(variants: list[Variant]) -> dict[str, Any] | None:
+    """Return the main measures of all variants, means over the seeds, at the first and the last state.
+
+    None for a single variant, whose own table says it all.
+    """
+    names = list(dict.fromkeys(v.name for v in variants))
+    if len(variants) < 2:
+        return None
+    rows = []
+    for name in names:
+        stages = [v.geometry.get("stages") or {} for v in variants if v.name == name]
+        first, last = ([measures(s.get(state)) for s in stages] for state in (INITIALIZATION, FINE_TUNING))
+        rows.append((name, [(_mean(first, key), _mean(last, key)) for key in COMPARED]))
+    return {"headings": [measure_name(key) for key in COMPARED], "rows": rows, "averaged": len(variants) > len(names)}
+
+
+def _mean(by_seed: list[dict[str, float | None]], key: str) -> float | None:
+    values = [value for measured in by_seed if (value := measured.get(key)) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def example_users(
+    measured: list[Variant], catalog: Artifact, interactions: Artifact, examples: int
+) -> dict[str, Any] | None:
+    """Return users evenly spaced over the first variant's recommendations, with what they saw and bought."""
+    first = next((v for v in measured if v.recommendations is not None), None)
+    if first is None or examples < 1:
+        return None
+    assert first.recommendations is not None
+    table = first.recommendations.read_table(
+        "recommendations.parquet", ["recommender", "user_id", "target_id", "item_ids"]
+    )
+    rows = table.filter(pc.equal(table["recommender"], MODEL))
+    if rows.num_rows == 0:
+        return None
+    spaced = np.linspace(0, rows.num_rows - 1, min(examples, rows.num_rows)).round().astype(int)
+    chosen = rows.take(pa.array(spaced)).to_pylist()
+    split = first.recommendations.metadata.get("split") or first.recommendations.arguments.get("split", "test")
+    histories = _histories(interactions, [row["user_id"] for row in chosen], f"{split}_position")
+    needed = {i for row in chosen for i in (row["target_id"], *row["item_ids"][:ITEMS_SHOWN])}
+    names = _item_names(catalog, needed | {i for history in histories.values() for i in history[-HISTORY_SHOWN:]})
+    users = [_example(row, histories.get(row["user_id"], []), names) for row in chosen]
+    hits = sum(user["rank"] is not None and user["rank"] <= ITEMS_SHOWN for user in users)
+    return {"label": first.label, "users": users, "of": rows.num_rows, "hits": hits}
+
+
+def _histories(interactions: Artifact, users: list[str], position: str) -> dict[str, list[str]]:
+    table = interactions.read_table("interactions.parquet", ["user_id", "item_ids", position])
+    rows = table.filter(pc.is_in(table["user_id"], value_set=pa.array(users, pa.string()))).to_pylist()
+    return {row["user_id"]: row["item_ids"][: row[position]] for row in rows if row[position] is not None}
+
+
+def _item_names(catalog: Artifact, items: set[str]) -> dict[str, str]:
+    """Return a name for each item: its title, or its text or id where it has none."""
+    table = catalog.read_table("catalog.parquet", ["item_id", "title", "text"])
+    rows = table.filter(pc.is_in(table["item_id"], value_set=pa.array(sorted(items), pa.string()))).to_pylist()
+    return {row["item_id"]: short(row["title"] or "") or short(row["text"]) or short(row["item_id"]) for row in rows}
+
+
+def _example(row: dict[str, Any], history: list[str], names: dict[str, str]) -> dict[str, Any]:
+    def name(item: str) -> str:
+        return names.get(item) or short(item)
+
+    target, items = row["target_id"], row["item_ids"]
+    return {
+        "user": short(row["user_id"], 40),
+        "earlier": max(0, len(history) - HISTORY_SHOWN),
+        "history": [name(item) for item in history[-HISTORY_SHOWN:]],
+        "items": [{"name": name(i), "hit": i == target, "seen": i in history} for i in items[:ITEMS_SHOWN]],
+        "target": name(target),
+        "rank": items.index(target) + 1 if target in items else None,
+        "listed": len(items),
+    }
+
+
+def data_facts(catalog: Artifact, interactions: Artifact) -> list[tuple[str, dict[str, Any]]]:
+    """Return what is known of the data: the report that `prepare` wrote, else the artifacts' metadata."""
+    parts = {"catalog": catalog.metadata, "interactions": interactions.metadata}
+    if (catalog.path / "data_report.json").is_file():
+        parts = catalog.read_json("data_report.json")
+    return [(name, facts(part)) for name, part in parts.items()]
+
+
+def id_facts(semantic_ids: Artifact) -> dict[str, Any]:
+    """Return the quality of the Semantic IDs: the figures by level where the artifact has them as a file."""
+    if (semantic_ids.path / "quality.json").is_file():
+        quality = semantic_ids.read_json("quality.json")
+        quality["levels"] = [{"level": n} | level for n, level in enumerate(quality["levels"], 1)]
+        return facts({"items": semantic_ids.metadata.get("items")} | quality)
+    return facts(semantic_ids.metadata)
+
+
+def facts(entries: dict[str, Any]) -> dict[str, Any]:
+    """Lay a dict of facts out: lists of dicts as tables, everything else as pairs of name and value."""
+    are_rows = {
+        k: isinstance(v, list) and bool(v) and all(isinstance(row, dict) for row in v) for k, v in entries.items()
+    }
+    pairs = [(_words(key), value) for key, value in entries.items() if not are_rows[key]]
+    return {"pairs": pairs, "tables": [_fact_table(_words(key), entries[key]) for key in entries if are_rows[key]]}
+
+
+def _fact_table(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A table of counted rows; a column is numeric when everything in it is."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    numeric = [all(isinstance(row.get(column), int | float | None) for row in rows) for column in columns]
+    return {
+        "name": name,
+        "columns": list(zip(map(_words, columns), numeric, strict=True)),
+        "rows": [[row.get(column) for column in columns] for row in rows],
+    }
+
+
+def _words(key: str) -> str:
+    return str(key).replace("_", " ")

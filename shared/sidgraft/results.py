@@ -1,0 +1,342 @@
+"""Results of variants side by side: lines of figures, tables, means over seeds, paired tests, the verdict.
+
+A *line* is one row of a table: one recommender of one variant and seed, with its cells, a dict from
+(slice, metric, k) to (value, low, high). Baselines that are equal for all variants of a seed are one line.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sidgraft.artifacts import Artifact
+from sidgraft.charts import COLOURS
+from sidgraft.display import joined, rate
+from sidgraft.paired import hits_by_user, holm, paired_difference
+
+Key = tuple[str, str, int]
+Cell = tuple[float | None, float | None, float | None]
+
+MODEL = "model"
+METRIC_NAMES = {"recall": "Recall", "ndcg": "NDCG", "precision": "Precision"}
+RATIO = "head/tail"  # a slice that is a ratio of two: no higher is better
+SLICES = ("all", "cold", "head", "tail", RATIO)
+SIGNIFICANT = 0.05
+
+
+@dataclass
+class Variant:
+    """One variant and seed as given to the report; a part that failed is None and named in ``failures``."""
+
+    name: str
+    seed: int
+    metrics: Artifact | None = None
+    recommendations: Artifact | None = None
+    diagnostics: Artifact | None = None
+    cells: dict[str, dict[Key, Cell]] = field(default_factory=dict)  # by recommender, from the metrics
+    geometry: dict[str, Any] = field(default_factory=dict)  # the content of diagnostics.json
+    failures: list[tuple[str, str]] = field(default_factory=list)  # (stage, its own error)
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of a table; ``seed`` is None where the row stands for several seeds."""
+
+    name: str
+    recommender: str
+    seed: int | None
+    cells: dict[Key, Any]
+
+    def value(self, key: Key) -> float | None:
+        """The figure itself, without its interval or standard deviation."""
+        return self.cells[key][0] if key in self.cells else None
+
+
+def label(variants: list[Variant]) -> None:
+    """Give every variant the label it has all over the page: its name, and its seed where there are several."""
+    several = _several_seeds([v for v in variants if v.metrics is not None])
+    for v in variants:
+        known = v.metrics is not None or v.diagnostics is not None
+        v.label = f"{v.name}, seed {v.seed}" if several and known else v.name
+
+
+def lines(variants: list[Variant]) -> list[Line]:
+    """Return all lines: the models in the given order, then each baseline once a seed.
+
+    A baseline that differs between the variants of a seed (other users, say) has a line for each difference.
+    """
+    result = [Line(v.name, MODEL, v.seed, v.cells[MODEL]) for v in variants if MODEL in v.cells]
+    for recommender in recommenders(variants)[1:]:
+        seen: dict[tuple[int, str], Line] = {}
+        for v in variants:
+            cells = v.cells.get(recommender)
+            if cells is not None:
+                same = json.dumps(sorted((list(key), cell) for key, cell in cells.items()))
+                seen.setdefault((v.seed, same), Line(v.name, recommender, v.seed, cells))
+        seeds = [seed for seed, _ in seen]
+        result += [
+            Line(line.name if seeds.count(seed) > 1 else "", recommender, seed, line.cells)
+            for (seed, _), line in seen.items()
+        ]
+    return result
+
+
+def recommenders(variants: list[Variant]) -> list[str]:
+    """Return the recommenders' names, the model first."""
+    return list(dict.fromkeys([MODEL, *(name for v in variants for name in v.cells)]))
+
+
+def aggregate(all_lines: list[Line]) -> list[Line]:
+    """Return a line for each variant and baseline with cells (mean, standard deviation, number of seeds).
+
+    The standard deviation (n - 1) is None for a single seed; undefined values count in neither.
+    """
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in all_lines:
+        groups.setdefault((line.name, line.recommender), []).append(line)
+    result = []
+    for (name, recommender), members in groups.items():
+        cells: dict[Key, Any] = {}
+        for key in dict.fromkeys(key for line in members for key in line.cells):
+            values = [v for line in members if (v := line.value(key)) is not None]
+            mean = statistics.fmean(values) if values else None
+            sd = statistics.stdev(values) if len(values) > 1 else None
+            cells[key] = (mean, sd, len(values))
+        result.append(Line(name, recommender, None, cells))
+    return result
+
+
+def headline_k(variants: list[Variant]) -> int:
+    """Return the k that stands for all: 10, or the nearest to it that every model line has."""
+    ks = [{k for s, m, k in v.cells.get(MODEL, {}) if (s, m) == ("all", "recall")} for v in variants]
+    common = set.intersection(*ks) if ks else set()
+    return min(common, key=lambda k: (abs(k - 10), k), default=10)
+
+
+def metric_tables(variants: list[Variant], k: int) -> list[dict[str, Any]]:
+    """Return the tables of all users and of the slices: over the seeds first where there are several."""
+    if not variants:
+        return []
+    each = lines(variants)
+    keys = {key for line in each for key in line.cells if not key[1].startswith("level_")}
+    metrics = _ordered({m for _, m, _ in keys}, tuple(METRIC_NAMES))
+    slices = _ordered({s for s, _, _ in keys}, SLICES)
+    overall = [(METRIC_NAMES.get(m, m), sorted(key for key in keys if key[:2] == ("all", m))) for m in metrics]
+    sliced = [(_slice_name(s, variants), [(s, m, k) for m in metrics if (s, m, k) in keys]) for s in slices]
+    both = [("All users", overall, _at_k), (f"Slices at k = {k}", sliced, _metric)]
+    if not _several_seeds(variants):
+        return [table(name, each, groups, heading) for name, groups, heading in both]
+    over = aggregate(each)
+    return [
+        table(f"{name}, {how}", rows, groups, heading, aggregated=rows is over)
+        for how, rows in (("mean over the seeds", over), ("seed by seed", each))
+        for name, groups, heading in both
+    ]
+
+
+def _slice_name(part: str, variants: list[Variant]) -> str:
+    """The slice, and its number of users where all variants have the same."""
+    users = {v.metrics.metadata.get("users" if part == "all" else f"{part}_users") for v in variants if v.metrics}
+    found = users.pop() if len(users) == 1 else None
+    return part.capitalize() if found is None else f"{part.capitalize()} ({found:,} users)"
+
+
+def _ordered(names: set[str], first: tuple[str, ...]) -> list[str]:
+    return [name for name in first if name in names] + sorted(names - set(first))
+
+
+def _several_seeds(variants: list[Variant]) -> bool:
+    return len({v.seed for v in variants}) > 1
+
+
+def _at_k(key: Key) -> str:
+    return f"@{key[2]}"
+
+
+def level_tables(variants: list[Variant]) -> list[dict[str, Any]]:
+    """Return the accuracy by level of the code, model only: over the seeds first where there are several."""
+    each = [line for line in lines(variants) if line.recommender == MODEL]
+    keys = {key for line in each for key in line.cells if key[0] == "all" and key[1].startswith("level_")}
+    ordered = sorted(keys, key=lambda key: (key[2], _level(key)))
+    groups = [(f"{n} beams", [key for key in ordered if key[2] == n]) for n in sorted({key[2] for key in keys})]
+    if not groups:
+        return []
+    if not _several_seeds(variants):
+        return [table("By level", each, groups, lambda key: f"Level {_level(key)}")]
+    return [
+        table(f"By level, {how}", rows, groups, lambda key: f"Level {_level(key)}", aggregated=aggregated)
+        for how, rows, aggregated in (("mean over the seeds", aggregate(each), True), ("seed by seed", each, False))
+    ]
+
+
+def _level(key: Key) -> int:
+    return int(key[1].removeprefix("level_"))
+
+
+def _metric(key: Key) -> str:
+    return METRIC_NAMES.get(key[1], key[1])
+
+
+def table(
+    name: str,
+    rows: list[Line],
+    groups: list[tuple[str, list[Key]]],
+    heading: Callable[[Key], str],
+    *,
+    aggregated: bool = False,
+) -> dict[str, Any]:
+    """Return a table for the template: grouped columns, and rows whose best figures are marked."""
+    groups = [(group, keys) for group, keys in groups if keys]
+    keys = [key for _, members in groups for key in members]
+    best = {
+        key: 0.0 if key[0] == RATIO else max((v for line in rows if (v := line.value(key)) is not None), default=0.0)
+        for key in keys
+    }
+    body = []
+    for line in rows:
+        cells = [(*line.cells.get(key, (None, None, None)), _is_best(line.value(key), best[key], rows)) for key in keys]
+        named = [dict(zip(("value", "low", "high", "best"), cell, strict=True)) for cell in cells]
+        body.append({"line": line, "cells": named})
+    return {
+        "name": name,
+        "groups": [(group, len(members)) for group, members in groups],
+        "headings": [heading(key) for key in keys],
+        "starts": [key == members[0] for _, members in groups for key in members],
+        "rows": body,
+        "seeds": len({line.seed for line in rows}) > 1,
+        "aggregated": aggregated,
+        "baselines": any(line.recommender != MODEL for line in rows),
+    }
+
+
+def _is_best(value: float | None, best: float, rows: list[Line]) -> bool:
+    """Whether the figure as printed is the highest of several."""
+    return bool(len(rows) > 1 and best and rate(value) == rate(best))
+
+
+def verdict(variants: list[Variant], k: int, pairs: dict[str, Any] | None) -> tuple[str, list[str]]:
+    """Return what came out, in plain words, and the other variants that are not above every baseline.
+
+    The best variant by the mean over its seeds, its Recall@k beside the baselines', and whether it beats them.
+    """
+    key = ("all", "recall", k)
+    over = [line for line in aggregate(lines(variants)) if line.value(key) is not None]
+    models = {line.name: line.value(key) or 0.0 for line in over if line.recommender == MODEL}
+    baselines: dict[str, float] = {}
+    for line in over:
+        if line.recommender != MODEL:
+            baselines[line.recommender] = max(line.value(key) or 0.0, baselines.get(line.recommender, 0.0))
+    if not models:
+        return "Nothing was measured: there is nothing to compare.", []
+    best = max(models, key=lambda name: models[name])
+    text = best if len(models) == 1 else f"{best} is the best of {len(models)} variants"
+    text += f": Recall@{k} {rate(models[best], 3)}{_spread(best, variants, key)}"
+    text += "".join(f"{', ' if i else '; '}{b} {rate(value, 3)}" for i, (b, value) in enumerate(baselines.items()))
+    text += ". " + _judgement(best, models[best], baselines, pairs)
+    highest = max(baselines.values(), default=-1.0)
+    below = [f"{name} ({rate(value, 3)})" for name, value in models.items() if name != best and value <= highest]
+    return text, below
+
+
+def _spread(name: str, variants: list[Variant], key: Key) -> str:
+    cells = [v.cells[MODEL][key] for v in variants if v.name == name and v.cells[MODEL][key][0] is not None]
+    if len(cells) > 1:
+        sd = statistics.stdev(value for value, _, _ in cells if value is not None)
+        return f" (mean of {len(cells)} seeds, sd {rate(sd, 3)})"
+    _, low, high = cells[0]
+    return "" if low is None or high is None else f" [{rate(low, 3)}, {rate(high, 3)}]"
+
+
+def _judgement(name: str, value: float, baselines: dict[str, float], pairs: dict[str, Any] | None) -> str:
+    if not baselines:
+        return "No baseline was measured beside it."
+    below = [b for b, v in baselines.items() if v > value]
+    level = [b for b, v in baselines.items() if v == value]
+    if below:
+        return f"The model is below the {_baselines(below)}."
+    if level:
+        return f"The model is no better than the {_baselines(level)}."
+    tests = [(b, pairs["p"].get((name, b)) if pairs else None) for b in baselines]
+    chance = [b for b, p in tests if p is not None and p >= SIGNIFICANT]
+    if chance:
+        return f"The model is above its baselines, but chance alone could explain its lead over {joined(chance)}."
+    above = "both baselines" if len(baselines) == 2 else f"the {_baselines(list(baselines))}"
+    return f"The model is above {above}" + (
+        ", by more than chance explains." if all(p is not None for _, p in tests) else "."
+    )
+
+
+def _baselines(names: list[str]) -> str:
+    return f"{joined(names)} baseline{'s' if len(names) > 1 else ''}"
+
+
+def interval_rows(variants: list[Variant], k: int) -> list[dict[str, Any]]:
+    """Return a row for each variant and baseline: its values and intervals on a common scale in percent."""
+    key = ("all", "recall", k)
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for line in lines(variants):
+        if line.value(key) is not None:
+            groups.setdefault((line.name, line.recommender), []).append(line.cells[key])
+    top = max((x for cells in groups.values() for cell in cells for x in cell if x is not None), default=0.0) or 1.0
+    order = list(dict.fromkeys(v.name for v in variants))
+    rows = []
+    for (name, recommender), cells in groups.items():
+        mean = statistics.fmean(value for value, _, _ in cells if value is not None)
+        marks = [
+            {
+                "at": 100 * value / top,
+                "from": 100 * (value if low is None else low) / top,
+                "width": 100 * ((value if high is None else high) - (value if low is None else low)) / top,
+            }
+            for value, low, high in cells
+            if value is not None
+        ]
+        colour = order.index(name) % COLOURS if recommender == MODEL else None
+        rows.append({"name": name, "recommender": recommender, "mean": mean, "marks": marks, "colour": colour})
+    return rows
+
+
+def paired_matrix(variants: list[Variant], k: int) -> dict[str, Any] | None:
+    """Return differences in Recall@k and p-values of every variant with every other and with each baseline.
+
+    Paired over users, averaged over the seeds that both have; exact permutation test, Holm over the table.
+    """
+    hits: dict[tuple[str, str, int], tuple[np.ndarray, np.ndarray]] = {}
+    for v in variants:
+        if v.recommendations is not None:
+            columns = ["recommender", "user_id", "target_id", "item_ids"]
+            found = hits_by_user(v.recommendations.read_table("recommendations.parquet", columns), k)
+            hits |= {(v.name, recommender, v.seed): pair for recommender, pair in found.items()}
+    names = list(dict.fromkeys(name for name, recommender, _ in hits if recommender == MODEL))
+    baselines = list(dict.fromkeys(r for _, r, _ in hits if r != MODEL))
+    differences: dict[tuple[str, str], tuple[float, float, int]] = {}
+    for i, name in enumerate(names):
+        seeds = [s for n, r, s in hits if (n, r) == (name, MODEL)]
+        # A baseline is taken from the variant's own table: the same users.
+        others = [(b, name, b) for b in baselines] + [(other, other, MODEL) for other in names[i + 1 :]]
+        for title, other, recommender in others:
+            both = [s for s in seeds if (other, recommender, s) in hits]
+            if both:
+                ours = [hits[name, MODEL, s] for s in both]
+                theirs = [hits[other, recommender, s] for s in both]
+                if (result := paired_difference(ours, theirs)) is not None:
+                    differences[name, title] = result
+    if not differences:
+        return None
+    adjusted = dict(zip(differences, holm([p for _, p, _ in differences.values()]), strict=True))
+    cells = {pair: (d, adjusted[pair], n) for pair, (d, _, n) in differences.items()}
+    cells |= {(b, a): (-d, p, n) for (a, b), (d, p, n) in cells.items() if b in names}
+    users = {n for _, _, n in differences.values()}
+    return {
+        "rows": names,
+        "columns": [*baselines, *(names if len(names) > 1 else [])],
+        "cells": cells,
+        "p": adjusted,
+        "users": f"{min(users):,}" if len(users) == 1 else f"{min(users):,} to {max(users):,}",
+    }

@@ -1,0 +1,405 @@
+"""The report: tables equal to their inputs, an honest verdict, failures shown, nothing loaded, nothing injected."""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from report_artifacts import diagnostics_content, metric_rows, shared_data, variant_artifacts
+
+from sidgraft import artifacts
+from sidgraft.artifacts import Artifact, ArtifactError
+from sidgraft.page import environment
+from sidgraft.provenance import settings
+from sidgraft.results import MODEL, Variant, aggregate, interval_rows, lines, metric_tables, verdict
+from sidgraft.stages.report import report
+
+HOSTILE = [
+    '<script>alert("title")</script><img src=x onerror=alert(1)>',
+    "</bdi></li></ul></table><h1>broken out</h1>",
+    "\u202eright to left override",
+    "שמפו לשיער",
+    "control \x00\x07\x1b characters",
+    "x" * 100_000,
+    "🧴 <|im_end|> <s_a_1> {{ 7 * 7 }} {% raw %}",
+    "",
+    "&lt;already&gt; &amp; escaped",
+]
+
+
+class Page(HTMLParser):
+    """Collects the tags, the visible text and every attribute that makes a browser load something."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.handlers: list[str] = []
+        self.unbalanced: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "img", "br", "link", "input"):
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "srcset", "href", "action", "data", "poster") and not (value or "").startswith("#"):
+                self.loads.append(value or "")
+            if name.startswith("on"):
+                self.handlers.append(name)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.unbalanced.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+
+def run(root: Path, variants: list[tuple[str, str, str]], **options: Any) -> tuple[dict[str, Any], str]:
+    metrics, recommendations, diagnostics = map(list, zip(*variants, strict=True))
+    data = [str(root / name) for name in ("catalog", "interactions", "ids")]
+    summary = report(metrics, recommendations, diagnostics, *data, str(root / "out"), **options)
+    return summary, (root / "out" / "index.html").read_text(encoding="utf-8")
+
+
+def failed(root: Path, stage: str, error: str, variant: str = "") -> tuple[str, str, str]:
+    kinds = ("metrics", "recommendations", "diagnostics")
+    for kind in kinds:
+        artifacts.record_failure(root / f"failed-{kind}", f"{kind}/v1", stage=stage, error=error, variant=variant)
+    return tuple(str(root / f"failed-{kind}") for kind in kinds)  # type: ignore[return-value]
+
+
+def variant(name: str, seed: int, recall: float, **options: Any) -> Variant:
+    metrics = Artifact(Path(), "metrics/v1", "evaluate", "0" * 64, {}, {"users": 1234, "cold_users": 56}, {})
+    result = Variant(name, seed, metrics)
+    for row in metric_rows(name, seed, recall, **options):
+        cells = result.cells.setdefault(row["recommender"], {})
+        cells[row["slice"], row["metric"], row["k"]] = (row["value"], row["low"], row["high"])
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+
+
+def test_single_variant_page(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    summary, html = run(tmp_path, [variant_artifacts(tmp_path, shared, "centroid", 0, 0.078)], title="My study")
+    page = Page(html)
+    assert summary["variants"] == 1
+    assert summary["failed"] == 0
+    assert summary["verdict"].startswith("centroid: Recall@10 .078 [.058, .098]; popularity .020, neighbours .025.")
+    assert summary["verdict"] in page.text
+    assert "<title>My study</title>" in html
+    for expected in ("Recall", "NDCG", "Cold", "Head", "Tail", "Level 3", "Effective rank", "t*", "Glossary"):
+        assert expected in page.text
+    assert "Q4_1" in page.text  # the weights of SmolLM2 are quantized: said wherever its results stand
+    for digest in artifacts.load(tmp_path / "out", "report/v1").lineage:
+        if digest != artifacts.load(tmp_path / "out", "report/v1").digest:
+            assert digest in html
+    for name, value in {"learning_rate": "0.0003", "codebook_size": "16", "max_history": "21"}.items():
+        assert re.search(rf"{name}</code></th><td><bdi>{value}</bdi>", html)
+    assert html.count("<article") == 10
+    assert "10 of the 40 evaluated users, evenly spaced" in page.text
+    assert page.unbalanced == []
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    plain, hostile = tmp_path / "plain", tmp_path / "hostile"
+    pages = {}
+    for root, titles, name, error in (
+        (plain, ["calm title"] * len(HOSTILE), "calm", "calm error"),
+        (hostile, HOSTILE, HOSTILE[1], HOSTILE[0]),
+    ):
+        shared = shared_data(root, titles, items=20)  # few items: every title is on the page
+        runs = [variant_artifacts(root, shared, name, 0, 0.2), failed(root, "ground", error + titles[4], name)]
+        pages[root] = run(root, runs, title=name, examples=40)[1]
+    page, calm = Page(pages[hostile]), Page(pages[plain])
+    assert sorted(page.tags) == sorted(calm.tags)  # not one tag more or less than with calm titles
+    assert page.unbalanced == []
+    assert page.handlers == []
+    assert "script" not in page.tags
+    assert HOSTILE[0] in page.text  # as text
+    assert HOSTILE[8] in page.text
+    assert "{{ 7 * 7 }}" in page.text
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", pages[hostile])
+    assert "x" * 130 in page.text
+    assert "x" * 141 not in page.text
+    for title in re.findall(r"\u202e[^<]*", pages[hostile]):
+        assert f"<bdi>{title}</bdi>" in pages[hostile]
+
+
+def test_page_loads_nothing(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    _, html = run(tmp_path, [variant_artifacts(tmp_path, shared, "centroid", 0, 0.078)])
+    page = Page(html)
+    assert page.loads  # the figures
+    assert all(source.startswith("data:image/png;base64,") for source in page.loads)
+    assert not re.search(r"url\(|@import|https?://", html)
+    assert not {"script", "link", "iframe", "object"} & set(page.tags)
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in html
+
+
+def test_page_is_deterministic(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    variants = [variant_artifacts(tmp_path, shared, name, 0, 0.05) for name in ("mean", "centroid")]
+    first = run(tmp_path, variants)[1]
+    digest = artifacts.load(tmp_path / "out", "report/v1").digest
+    assert run(tmp_path, variants)[1] == first
+    assert artifacts.load(tmp_path / "out", "report/v1").digest == digest
+
+
+def test_examples_are_evenly_spaced_and_hits_are_marked(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path, users=21)
+    paths = variant_artifacts(tmp_path, shared, "centroid", 0, 0.2)
+    _, html = run(tmp_path, [paths], examples=5)
+    assert re.findall(r"User <bdi>(\w+)</bdi>", html) == ["u0000", "u0005", "u0010", "u0015", "u0020"]
+    recommended = pq.read_table(Path(paths[1]) / "recommendations.parquet").to_pylist()
+    rows = {r["user_id"]: r for r in recommended if r["recommender"] == MODEL}
+    hits = [rows[f"u00{n:02d}"]["target_id"] in rows[f"u00{n:02d}"]["item_ids"][:5] for n in (0, 5, 10, 15, 20)]
+    assert html.count('class="hit"') == sum(hits)
+    assert f"among the first five for {sum(hits)} of them" in html
+    histories = {r["user_id"]: r for r in shared["interactions"].read_table("interactions.parquet").to_pylist()}
+    titles = dict(zip(*shared["catalog"].read_table("catalog.parquet").select(["item_id", "title"]), strict=True))
+    titles = {k.as_py(): v.as_py() for k, v in titles.items()}
+    shown = html[html.index("User <bdi>u0005") : html.index("User <bdi>u0010")]
+    listed = re.findall(r"<li><bdi>([^<]*)</bdi></li>", shown[: shown.index("Recommended")])
+    user = histories["u0005"]
+    assert listed == [titles[i] for i in user["item_ids"][: user["test_position"]][-8:]]
+
+
+def test_no_torch_is_imported() -> None:
+    code = "import sys, sidgraft.stages.report; print({'torch', 'transformers', 'sklearn'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.strip() == b"set()"
+
+
+# -------------------------------------------------------------------------------------------------- the tables
+
+
+def test_csv_and_parquet_are_the_input_rows(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    given = {name: metric_rows(name, 0, recall) for name, recall in (("mean", 0.1 / 3), ('a "quoted", name', 0.07))}
+    variants = [variant_artifacts(tmp_path, shared, name, 0, 0.05, rows=rows) for name, rows in given.items()]
+    summary, _ = run(tmp_path, variants)
+    expected = {tuple(row.values()) for rows in given.values() for row in rows}
+
+    table = pq.read_table(tmp_path / "out" / "metrics.parquet")
+    assert table.schema == artifacts.SCHEMAS["metrics/v1"]["metrics.parquet"]
+    from_parquet = [tuple(row.values()) for row in table.to_pylist()]
+    assert set(from_parquet) == expected
+    assert len(from_parquet) == len(expected) == summary["rows"]
+    assert from_parquet == sorted(from_parquet, key=lambda row: row[:6])
+
+    with (tmp_path / "out" / "metrics.csv").open(newline="", encoding="utf-8") as stream:
+        reader = csv.reader(stream)
+        assert next(reader) == ["variant", "seed", "recommender", "slice", "metric", "k", "value", "low", "high"]
+        rows = [(v, int(s), r, p, m, int(k), *map(_number, rest)) for v, s, r, p, m, k, *rest in reader]
+    assert rows == from_parquet  # to the last digit
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def test_several_seeds_are_averaged(tmp_path: Path) -> None:
+    recalls = {0: 0.05, 1: 0.06, 2: 0.10}
+    variants = [variant("centroid", seed, recall) for seed, recall in recalls.items()]
+    variants.append(variant("mean", 0, 0.03))
+    by_name = {(line.name, line.recommender): line for line in aggregate(lines(variants))}
+    mean, sd, n = by_name["centroid", MODEL].cells["all", "recall", 10]
+    assert n == 3
+    assert mean == pytest.approx(0.07)  # (5 + 6 + 10) / 3
+    assert sd == pytest.approx(0.0264575, abs=1e-6)  # sqrt((4 + 1 + 9) / 2) hundredths
+    assert by_name["mean", MODEL].cells["all", "recall", 10] == (0.03, None, 1)
+    assert by_name["", "popularity"].cells["cold", "recall", 10] == (None, None, 0)
+
+    shared = shared_data(tmp_path)
+    paths = [variant_artifacts(tmp_path, shared, "centroid", seed, recall) for seed, recall in recalls.items()]
+    summary, html = run(tmp_path, paths)
+    assert "Recall@10 .070 (mean of 3 seeds, sd .026)" in summary["verdict"]
+    assert "All users, mean over the seeds" in html
+    assert ".0700" in html
+    assert "sd .0265" in html
+    assert statistics.stdev(recalls.values()) == pytest.approx(sd)
+
+
+def test_equal_baselines_stand_once_a_seed() -> None:
+    same = [variant(name, seed, 0.05) for name in ("mean", "centroid") for seed in (0, 1)]
+    baselines = [(line.name, line.recommender, line.seed) for line in lines(same) if line.recommender != MODEL]
+    assert baselines == [("", r, s) for r in ("popularity", "neighbours") for s in (0, 1)]
+    other = [variant("mean", 0, 0.05), variant("centroid", 0, 0.05, popularity=0.03)]
+    baselines = [(line.name, line.recommender) for line in lines(other) if line.recommender != MODEL]
+    assert baselines == [("mean", "popularity"), ("centroid", "popularity"), ("", "neighbours")]
+
+
+def test_the_best_of_each_column_stands_out() -> None:
+    overall, slices = metric_tables([variant("mean", 0, 0.03), variant("centroid", 0, 0.06)], 10)
+    names = {i: (row["line"].name or row["line"].recommender) for i, row in enumerate(overall["rows"])}
+    best = [names[i] for i, row in enumerate(overall["rows"]) for cell in row["cells"] if cell["best"]]
+    assert best == ["centroid"] * 4
+    assert [group for group, _ in slices["groups"]] == [
+        "All (1,234 users)",
+        "Cold (56 users)",
+        "Head",
+        "Tail",
+        "Head/tail",
+    ]
+    assert not any(cell["best"] for row in slices["rows"] for cell in row["cells"][-1:])  # a ratio has no best
+
+
+def test_intervals_share_a_scale() -> None:
+    rows = interval_rows([variant("centroid", 0, 0.08)], 10)
+    assert rows[0]["marks"] == [{"at": pytest.approx(80), "from": pytest.approx(60), "width": pytest.approx(40)}]
+    assert rows[1]["marks"][0]["at"] == pytest.approx(20)  # 0.02 of 0.10
+
+
+# ------------------------------------------------------------------------------------------------- the verdict
+
+
+@pytest.mark.parametrize(
+    ("recall", "p", "expected"),
+    [
+        (0.022, 0.0, "The model is below the neighbours baseline."),
+        (0.010, 0.0, "The model is below the popularity and neighbours baselines."),
+        (0.025, 0.0, "The model is no better than the neighbours baseline."),
+        (0.030, 0.4, "but chance alone could explain its lead over popularity and neighbours."),
+        (0.030, 0.01, "The model is above both baselines, by more than chance explains."),
+        (0.030, None, "The model is above both baselines."),
+    ],
+)
+def test_verdict_is_plain(recall: float, p: float | None, expected: str) -> None:
+    pairs = None if p is None else {"p": {("centroid", b): p for b in ("popularity", "neighbours")}}
+    text, _ = verdict([variant("centroid", 0, recall)], 10, pairs)
+    assert text.endswith(expected)
+
+
+def test_verdict_names_the_variants_below_a_baseline() -> None:
+    text, below = verdict([variant("mean", 0, 0.01), variant("centroid", 0, 0.06)], 10, None)
+    assert text.startswith("centroid is the best of 2 variants: Recall@10 .060")
+    assert below == ["mean (.010)"]
+
+
+# ------------------------------------------------------------------------------------------ failures and errors
+
+
+def test_a_failed_variant_stands_beside_the_others(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    good = variant_artifacts(tmp_path, shared, "centroid", 0, 0.078)
+    summary, html = run(tmp_path, [failed(tmp_path, "finetune", "out of memory:\nlower batch_size", "mean"), good])
+    page = Page(html)
+    assert (summary["variants"], summary["failed"]) == (2, 1)
+    assert "1 of 2 runs failed" in page.text
+    assert "mean: stage finetune failed" in page.text
+    assert page.text.count("lower batch_size") == 1  # one mark in three artifacts is one failure
+    assert summary["verdict"].startswith("centroid: Recall@10 .078")
+    assert {row["variant"] for row in pq.read_table(tmp_path / "out" / "metrics.parquet").to_pylist()} == {"centroid"}
+
+
+def test_failed_diagnostics_leave_the_metrics_in_place(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    metrics, recommendations, _ = variant_artifacts(tmp_path, shared, "centroid", 0, 0.078)
+    broken = failed(tmp_path, "diagnose", "no such level", "centroid")[2]
+    summary, html = run(tmp_path, [(metrics, recommendations, broken)])
+    assert "stage diagnose failed" in Page(html).text
+    assert summary["verdict"].startswith("centroid: Recall@10 .078")
+    assert summary["rows"] == len(metric_rows("centroid", 0, 0.078))
+
+
+def test_all_failed_still_makes_the_page(tmp_path: Path) -> None:
+    shared_data(tmp_path)
+    summary, html = run(tmp_path, [failed(tmp_path, "expand", "no such model")] * 2)
+    assert summary["verdict"] == "All 2 runs failed."
+    assert "variant 2: stage expand failed" in Page(html).text
+    assert pq.read_table(tmp_path / "out" / "metrics.parquet").num_rows == 0
+    assert (tmp_path / "out" / "metrics.csv").read_text() == "variant,seed,recommender,slice,metric,k,value,low,high\n"
+
+
+@pytest.mark.parametrize("lengths", [(2, 1, 2), (1, 2, 1), (0, 0, 0)])
+def test_lists_of_unequal_length_are_refused(tmp_path: Path, lengths: tuple[int, int, int]) -> None:
+    lists = [["nowhere"] * n for n in lengths]
+    with pytest.raises(ValueError, match=f"found {lengths[0]} metrics, {lengths[1]} recommendations"):
+        report(*lists, "catalog", "interactions", "ids", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_lists_in_another_order_are_refused(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    one = variant_artifacts(tmp_path, shared, "mean", 0, 0.03, initialization="mean")
+    two = variant_artifacts(tmp_path, shared, "centroid", 0, 0.06)
+    with pytest.raises(ArtifactError, match="number 1 were made from different models"):
+        run(tmp_path, [(one[0], two[1], one[2]), (two[0], one[1], two[2])])
+
+
+def test_the_same_variant_twice_is_refused(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    paths = variant_artifacts(tmp_path, shared, "centroid", 0, 0.06)
+    with pytest.raises(ArtifactError, match="metrics 1 and 2 are both variant 'centroid', seed 0"):
+        run(tmp_path, [paths, paths])
+
+
+def test_a_figure_outside_the_artifact_is_refused(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    metrics, recommendations, _ = variant_artifacts(tmp_path, shared, "centroid", 0, 0.06)
+    content = diagnostics_content("centroid", 0, 0.06) | {
+        "figures": [{"file": "../../ids/artifact.json", "title": "x"}]
+    }
+    with artifacts.create(tmp_path / "bad", "diagnostics/v1", stage="diagnose", arguments={}) as draft:
+        draft.write_json("diagnostics.json", content)
+    with pytest.raises(ValueError, match=r"which .* does not hold"):
+        run(tmp_path, [(metrics, recommendations, str(tmp_path / "bad"))])
+
+
+# -------------------------------------------------------------------------------------------------- small parts
+
+
+def test_settings_part_into_common_and_differing(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    variants = []
+    for name in ("mean", "centroid"):
+        paths = variant_artifacts(tmp_path, shared, name, 0, 0.05, initialization=name)
+        variants.append(Variant(name, 0, metrics=artifacts.load(paths[0], "metrics/v1"), label=name))
+    parts = settings(variants, tuple(shared.values()))
+    assert parts["differing"] == [("expand", "initialization")]
+    assert parts["rows"] == [("mean", ["mean"]), ("centroid", ["centroid"])]
+    common = {(stage, key): value for stage, pairs in parts["common"] for key, value in pairs}
+    assert common["finetune", "epochs"] == 3
+    assert common["quantize", "codebook_size"] == 16
+    assert ("expand", "initialization") not in common
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("rate", 0.0784, ".0784"),
+        ("rate", -0.5, "−.5000"),
+        ("rate", 1.0, "1.0000"),
+        ("rate", 0.0, ".0000"),
+        ("rate", 0.00001, "1.0e-05"),
+        ("rate", None, "–"),
+        ("figure", 12.5, "12.5000"),
+        ("p_text", 0.0004, "p < .001"),
+        ("p_text", 0.25, "p = .250"),
+        ("show", 12101, "12,101"),
+        ("show", True, "yes"),
+        ("show", {"min": 3.0, "median": 7.5}, "min 3, median 7.5"),
+        ("setting", False, "false"),
+        ("setting", 100000, "100000"),
+        ("short", "a\x00b\tc", "a b c"),
+    ],
+)
+def test_filters(name: str, value: Any, expected: str) -> None:
+    assert environment().filters[name](value) == expected
