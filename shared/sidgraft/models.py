@@ -5,9 +5,12 @@ Shapes: V base vocabulary rows · D model width · N new rows.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
+import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,15 +88,12 @@ def load_base_model(
         return _tiny_model(_tiny_tokenizer()).to(dtype)  # pyright: ignore[reportArgumentType]
     source, options = _source(name, revision, trust_remote_code)
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
     except OSError as error:
         raise ValueError(
             f"base_model {name!r} could not be loaded: {error} Expected a hub id (with network access), a"
             " directory with config.json, a .gguf file, or wheel:PACKAGE."
         ) from error
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config  # a GGUF model is dequantized; with this left in it cannot be saved
-    return model
 
 
 def _source(name: str, revision: str, trust_remote_code: bool) -> tuple[str | Path, dict[str, Any]]:
@@ -103,8 +103,31 @@ def _source(name: str, revision: str, trust_remote_code: bool) -> tuple[str | Pa
     if revision:
         options["revision"] = revision
     if isinstance(source, Path) and source.suffix == ".gguf":
-        return source.parent, options | {"gguf_file": source.name}
+        source = _from_gguf(source)
     return source, options
+
+
+def _from_gguf(file: Path) -> Path:
+    """A GGUF file as a plain model directory, float32, converted once into the user's cache.
+
+    Reading a GGUF file takes transformers ten times as long as reading safetensors, and several stages load the
+    base model. A model read from GGUF also still calls itself quantized, so that it can be neither saved nor
+    trained, although its weights are plain by then; one read from the converted directory does not.
+    """
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sidgraft" / f"gguf-{digest[:16]}"
+    if not cache.is_dir():
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
+            model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+            model.hf_quantizer.remove_quantization_config(model)
+            model.save_pretrained(folder)
+            AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+            with contextlib.suppress(FileExistsError, OSError):  # another process was quicker
+                Path(folder).rename(cache)
+                Path(folder).mkdir()  # for TemporaryDirectory to remove
+    return cache
 
 
 def _locate(name: str) -> str | Path:

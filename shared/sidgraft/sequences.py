@@ -28,9 +28,16 @@ class Sequences:
         parts = [items[:length] for items, length in zip(self.items, self.train_length_U, strict=True)]
         return [part for part in parts if len(part)]
 
-    def users_with(self, split: str) -> np.ndarray:
-        """Numbers of the users who have a target in this split."""
-        return np.flatnonzero(self.positions_U[split] >= 0)
+    def users_with(self, split: str, most: int = 0) -> np.ndarray:
+        """Numbers of the users who have a target in this split, or of a random sample of ``most`` of them.
+
+        The sample does not depend on the run's seed: all runs on the same data judge the same users, so that
+        they can be compared user by user.
+        """
+        users = np.flatnonzero(self.positions_U[split] >= 0)
+        if most and most < len(users):
+            return np.sort(np.random.default_rng(0).choice(users, most, replace=False))
+        return users
 
     def history(self, user: int, split: str) -> np.ndarray:
         """The items before a user's target (for test: the training part and the validation item)."""

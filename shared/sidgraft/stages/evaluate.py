@@ -54,13 +54,13 @@ def evaluate(
         ks: Cut-offs, comma-separated; those above the number of beams are left out.
         beams: Beams of the search.
         score: exact (log-softmax over the whole vocabulary) or restricted (over the valid children).
-        users: Evaluate a random sample of this many users; 0 takes all.
+        users: Evaluate a sample of this many users, the same in every run on the same data; 0 takes all.
         exclude_history: Leave the items of the history out, for the model and the baselines alike.
         batch_tokens: Prompt tokens in a decoding batch.
         precision: bfloat16 or float32.
         bootstrap: Bootstrap samples over users for the 95 % intervals.
         variant: Name of this variant in the tables.
-        seed: Seed of the run, shown in the tables; also draws the sample of users and the bootstrap.
+        seed: Seed of the run, shown in the tables; also draws the bootstrap.
     """
     checks.one_of("split", split, ("test", "valid"))
     checks.one_of("score", score, ("exact", "restricted"))
@@ -95,11 +95,9 @@ def evaluate(
     sequences = read_sequences(inputs["interactions"], item_ids)
     count_N = training_counts(inputs["interactions"].read_table("interactions.parquet"), item_ids)
 
-    chosen = sequences.users_with(split)
+    chosen = sequences.users_with(split, users)
     if not len(chosen):
         raise ValueError(f"no user has a {split} target: give longer histories, or another split.")
-    if users and users < len(chosen):
-        chosen = np.sort(np.random.default_rng(seed).choice(chosen, users, replace=False))
     histories = [sequences.history(user, split) for user in chosen]
     target_U = np.asarray([sequences.target(user, split) for user in chosen])
     excluded = [np.unique(h) if exclude_history else h[:0] for h in histories]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-import numpy as np
-
 from sidgraft import artifacts, checks
 from sidgraft.models import load_grafted
 from sidgraft.progress import say
@@ -66,7 +64,7 @@ def finetune(
         batch_size: Users in an optimizer step.
         max_length: Longest sequence in tokens; the oldest items are cut first.
         patience: Stop after this many epochs without a better validation Recall@5.
-        validation_users: Users whose validation target is decoded after each epoch; 0 takes all.
+        validation_users: Users whose validation target is decoded after each epoch, a sample; 0 takes all.
         validation_beams: Beams of that decoding.
         precision: bfloat16 (autocast over float32 weights) or float32.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, more time.
@@ -101,13 +99,11 @@ def finetune(
     items = inputs["semantic_ids"].read_table("semantic_ids.parquet")
     codes_NL = codes_array(items)
     sequences = read_sequences(inputs["interactions"], items["item_id"].to_pylist())
-    users = sequences.users_with("valid")
+    users = sequences.users_with("valid", validation_users)
     if not len(users):
         raise ValueError(
             "no user has a validation target: give longer histories, or another split in `sidgraft prepare`."
         )
-    if validation_users and validation_users < len(users):
-        users = np.sort(np.random.default_rng(seed).choice(users, validation_users, replace=False))
 
     with (
         artifacts.create(out, "model/v1", stage="finetune", arguments=settings, inputs=inputs) as draft,
@@ -144,7 +140,7 @@ def finetune(
                 warmup_steps=warmup,
                 lr_scheduler_type="constant_with_warmup",
                 bf16=precision == "bfloat16",
-                gradient_checkpointing=gradient_checkpointing,
+                activation_checkpointing=gradient_checkpointing,
             ),
             train_dataset=Samples(samples),
             data_collator=pack,
