@@ -89,7 +89,7 @@ def load_base_model(
     source, options = _source(name, revision, trust_remote_code)
     try:
         return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"base_model {name!r} could not be loaded: {error} Expected a hub id (with network access), a"
             " directory with config.json, a .gguf file, or wheel:PACKAGE."
@@ -121,7 +121,8 @@ def _from_gguf(file: Path) -> Path:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
             model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-            model.hf_quantizer.remove_quantization_config(model)
+            quantizer: Any = model.hf_quantizer
+            quantizer.remove_quantization_config(model)
             model.save_pretrained(folder)
             AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
             with contextlib.suppress(FileExistsError, OSError):  # another process was quicker

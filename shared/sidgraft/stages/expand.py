@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from safetensors.torch import save_file
+
+from sidgraft import artifacts, initializers, models, quantizers
+from sidgraft.artifacts import Artifact
+from sidgraft.checks import one_of
+from sidgraft.plain_text import plain_text_encoder
+from sidgraft.sids import codes_array
+
+CENTROIDS = ("centroid", "centroid-shuffled")
+INITIALIZATIONS = ("mean", "random", "gaussian", *CENTROIDS, "description")
 
 
 def expand(
@@ -35,4 +50,124 @@ def expand(
             than the model.
         trust_remote_code: Let the model's repository run its own code. Off unless you trust it.
     """
-    raise NotImplementedError
+    arguments = {
+        "base_model": base_model,
+        "base_revision": base_revision,
+        "initialization": initialization,
+        "scale": scale,
+        "seed": seed,
+        "trust_remote_code": trust_remote_code,
+    }
+    _check_arguments(initialization, scale)
+    sids = artifacts.load(semantic_ids, "semantic_ids/v1")
+    items = artifacts.load(catalog, "catalog/v1")
+    embeddings = artifacts.load(item_embeddings, "item_embeddings/v1")
+    table = sids.read_table("semantic_ids.parquet")
+    texts = _texts(items, table["item_id"])
+    if embeddings.digest not in sids.lineage:
+        raise ValueError(
+            f"{semantic_ids} was not made from {item_embeddings} (digest {embeddings.digest[:12]}…): give the"
+            " item_embeddings it was quantized from, or run `sidgraft quantize` again."
+        )
+    quantizer = quantizers.load(sids)
+
+    model, tokenizer = models.load_base(
+        base_model, revision=base_revision, trust_remote_code=trust_remote_code, dtype=torch.float32
+    )
+    vocabulary = models.add_tokens(tokenizer, quantizer.sizes)
+    base_VD, head_VD = models.base_rows(model, vocabulary)
+    width, sizes = base_VD.shape[1], quantizer.sizes[:-1]
+
+    parts_nD = None
+    if initialization in CENTROIDS or quantizer.dim <= width:  # wider ones are an error only where they are used
+        parts_nD = initializers.centroid_parts(quantizer.codebooks, width, seed)
+
+    noise = initializers.stream(seed, initializers.NOISE)
+    tensors = {"mu": initializers.mean(base_VD, 1)[0]}
+    if parts_nD is not None:
+        tensors["centroid_rows"] = initializers.centroid(parts_nD, base_VD, match=False)
+    empty_codes = 0
+    for name, rows_VD in (("rows", base_VD), ("head_rows", head_VD)):
+        if rows_VD is None:
+            continue
+        if initialization == "mean":
+            rows = initializers.mean(rows_VD, vocabulary.n_new)
+        elif initialization == "random":
+            rows = initializers.random(vocabulary.n_new, width, _initializer_range(model), noise)
+        else:
+            rows = initializers.gaussian(rows_VD, vocabulary.n_new, noise)
+        if parts_nD is not None and initialization in CENTROIDS:
+            semantic = initializers.centroid(parts_nD, rows_VD, match=scale == "match")
+            if initialization == "centroid-shuffled":  # by one permutation at both ends
+                semantic = initializers.shuffled(semantic, sizes, initializers.stream(seed, initializers.SHUFFLE))
+            rows[: sum(sizes)] = semantic
+        elif initialization == "description":
+            codes_NL = codes_array(table)[:, :-1]
+            semantic, known_n = initializers.description(_token_ids(tokenizer, texts), codes_NL, sizes, rows_VD)
+            rows[: sum(sizes)][known_n] = semantic[known_n]
+            empty_codes = int((~known_n).sum())
+        tensors[name] = rows
+
+    summary = {
+        "n_new": vocabulary.n_new,
+        "first_id": vocabulary.first_id,
+        "width": width,
+        "tied": head_VD is None,
+        "initialization": initialization,
+        "scale": scale,
+        "new_rows_norm": _mean_norm(tensors["rows"]),
+        "base_rows_norm": _mean_norm(base_VD),
+        "empty_codes": empty_codes,
+    }
+    base = models.BaseModel(base_model, base_revision, models.weights_digest(model), trust_remote_code)
+    with artifacts.create(
+        out,
+        "token_rows/v1",
+        stage="expand",
+        arguments=arguments,
+        inputs={"semantic_ids": sids, "catalog": items, "item_embeddings": embeddings},
+    ) as draft:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft.path / "rows.safetensors")
+        tokenizer.save_pretrained(draft.path / "tokenizer")
+        vocabulary.save(draft.path)
+        base.save(draft.path)
+        draft.metadata.update(summary)
+    return summary
+
+
+def _check_arguments(initialization: str, scale: str) -> None:
+    one_of("initialization", initialization, INITIALIZATIONS)
+    one_of("scale", scale, ("none", "match"))
+    if scale != "none" and initialization not in CENTROIDS:
+        raise ValueError(
+            f"scale={scale} with initialization={initialization}: only {' and '.join(CENTROIDS)} rows are scaled."
+            " Use scale=none."
+        )
+
+
+def _texts(catalog: Artifact, item_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The catalog's texts in the order of the Semantic IDs; both must hold the same items."""
+    table = catalog.read_table("catalog.parquet", columns=["item_id", "text"])
+    rows = pc.index_in(item_ids, value_set=table["item_id"].combine_chunks())
+    if rows.null_count or table.num_rows != len(item_ids):
+        raise ValueError(
+            f"{rows.null_count} of the {len(item_ids)} items with Semantic IDs are not among the {table.num_rows} of"
+            " the catalog, expected the same items in both: give the catalog that was embedded and quantized."
+        )
+    return table["text"].take(rows)
+
+
+def _token_ids(tokenizer: Any, texts: pa.ChunkedArray) -> Callable[[slice], list[list[int]]]:
+    encode = plain_text_encoder(tokenizer)
+    return lambda chunk: encode(texts[chunk].to_pylist())
+
+
+def _initializer_range(model: Any) -> float:
+    value = getattr(model.config.get_text_config(), "initializer_range", None)
+    if value is None:
+        raise ValueError("the base model's config has no initializer_range: use another initialization than random.")
+    return float(value)
+
+
+def _mean_norm(rows_nD: torch.Tensor) -> float:
+    return round(rows_nD.norm(dim=1).mean().item(), 6)

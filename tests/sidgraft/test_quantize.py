@@ -1,0 +1,117 @@
+"""The stage quantize: unique and reproducible Semantic IDs, an artifact that encodes new items, clear errors."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sidgraft import artifacts, quantizers
+from sidgraft.sids import codes_array
+from sidgraft.stages.quantize import quantize
+
+SMALL = {"codebook_size": 8, "dedup_size": 64, "levels": 2, "steps": 30, "batch_size": 64}
+
+
+def write_embeddings(path, item_ids, vectors, dtype=np.float32):
+    values = pa.array(np.ascontiguousarray(vectors, dtype).ravel())
+    column = pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
+    with artifacts.create(path, "item_embeddings/v1", stage="embed", arguments={}) as draft:
+        draft.write_table("embeddings.parquet", pa.table({"item_id": pa.array(item_ids), "embedding": column}))
+    return path
+
+
+@pytest.fixture
+def items():
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((40, 16))[rng.integers(40, size=500)] + 0.05 * rng.standard_normal((500, 16))
+    vectors[100:110] = vectors[100]  # equal items, told apart by the deduplication code alone
+    return [f"i{i:04d}" for i in range(500)], vectors.astype(np.float32)
+
+
+def read(path):
+    artifact = artifacts.load(path, "semantic_ids/v1")
+    table = artifact.read_table("semantic_ids.parquet")
+    return artifact, table["item_id"].to_pylist(), codes_array(table)
+
+
+def test_ids_are_unique_reproducible_and_stored_with_their_quantizer(tmp_path, items):
+    ids, vectors = items
+    write_embeddings(tmp_path / "e", ids, vectors)
+    summary = quantize(str(tmp_path / "e"), str(tmp_path / "s"), **SMALL)
+    quantize(str(tmp_path / "e"), str(tmp_path / "again"), **SMALL)
+    artifact, item_ids, codes = read(tmp_path / "s")
+    assert artifact.digest == read(tmp_path / "again")[0].digest
+    assert item_ids == ids
+    assert codes.shape == (500, 3)
+    assert len(set(map(tuple, codes.tolist()))) == 500
+    assert codes[100:110, 2].tolist() == list(range(codes[100, 2], codes[100, 2] + 10))
+
+    quantizer = quantizers.load(artifact)
+    assert quantizer.sizes == [8, 8, 64]
+    assert [b.dtype for b in quantizer.codebooks] == [np.float32] * 2
+    assert np.array_equal(quantizer.encode(vectors), codes[:, :2])
+    described = artifact.read_json("quantizer.json")
+    assert (described["method"], described["levels"], described["reduction"]) == ("residual-kmeans", 2, "none")
+    assert artifact.metadata == summary
+    assert artifact.arguments["steps"] == 30
+    assert "item_embeddings" not in artifact.arguments
+    figures = artifact.read_json("quality.json")
+    shared = sum((codes[:, :2] == row).all(axis=1).sum() > 1 for row in codes[:, :2])
+    assert figures["collision_rate"] == pytest.approx(shared / 500)
+    assert figures["largest_bucket"] == codes[:, 2].max() + 1
+    assert 0 < figures["neighbour_preservation"] <= 1
+
+
+def test_the_order_of_the_items_does_not_matter(tmp_path, items):
+    ids, vectors = items
+    order = np.random.default_rng(1).permutation(500)
+    write_embeddings(tmp_path / "e", ids, vectors)
+    write_embeddings(tmp_path / "shuffled", [ids[i] for i in order], vectors[order])
+    quantize(str(tmp_path / "e"), str(tmp_path / "s"), **SMALL)
+    quantize(str(tmp_path / "shuffled"), str(tmp_path / "t"), **SMALL)
+    _, a_ids, a = read(tmp_path / "s")
+    _, b_ids, b = read(tmp_path / "t")
+    assert b_ids == [ids[i] for i in order]
+    assert dict(zip(a_ids, a.tolist(), strict=True)) == dict(zip(b_ids, b.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("reduction", ["truncate", "pca"])
+def test_reduced_vectors_encode_from_the_artifact(tmp_path, items, reduction):
+    ids, vectors = items
+    write_embeddings(tmp_path / "e", ids, vectors, np.float16)
+    quantize(str(tmp_path / "e"), str(tmp_path / "s"), dim=6, reduction=reduction, fit="lloyd", **SMALL)
+    artifact, _, codes = read(tmp_path / "s")
+    quantizer = quantizers.load(artifact)
+    assert quantizer.dim == 6
+    assert artifact.read_json("quantizer.json")["reduction"] == reduction
+    assert np.array_equal(quantizer.encode(vectors.astype(np.float16)), codes[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"fit": "loyd"}, "Did you mean lloyd"),
+        ({"levels": 0}, "levels=0"),
+        ({"dim": 17}, "dim=17, expected 0 .* 16"),
+        ({"codebook_size": 501}, "distinct vectors for 501 codes"),
+        ({"dedup_size": 2}, "raise dedup_size, codebook_size or levels"),
+        ({"max_collision_rate": 0.01}, "max_collision_rate"),
+        ({"min_utilisation": 1.01}, "min_utilisation"),
+    ],
+)
+def test_wrong_settings_are_refused_and_leave_nothing(tmp_path, items, change, match):
+    write_embeddings(tmp_path / "e", *items)
+    with pytest.raises(ValueError, match=match):
+        quantize(str(tmp_path / "e"), str(tmp_path / "s"), **(SMALL | change))
+    assert [p.name for p in tmp_path.iterdir()] == ["e"]
+
+
+def test_vectors_that_are_not_finite_and_repeated_items_are_refused(tmp_path, items):
+    ids, vectors = items
+    bad = vectors.copy()
+    bad[7, 3], bad[9, 0] = np.nan, np.inf
+    write_embeddings(tmp_path / "e", ids, bad)
+    with pytest.raises(ValueError, match="2 embeddings hold NaN or infinity, such as that of item 'i0007'"):
+        quantize(str(tmp_path / "e"), str(tmp_path / "s"), **SMALL)
+    write_embeddings(tmp_path / "f", [ids[0], *ids[:-1]], vectors)
+    with pytest.raises(ValueError, match="repeats 1 item_ids"):
+        quantize(str(tmp_path / "f"), str(tmp_path / "s"), **SMALL)

@@ -1,0 +1,244 @@
+"""Residual k-means against plain NumPy in float64; deduplication by brute force; quality by direct formulas."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+
+from sidgraft import quantizers
+from sidgraft.quantizers import Quantizer
+
+
+def encode_plainly(vectors, codebooks):
+    """METHOD 4, one vector after the other, float64. Residuals of float32 rounding size count as zero."""
+    codes, lengths = [], []
+    for z in vectors.astype(np.float64):
+        r, row, gaps = z, [], []
+        for level, book in enumerate(codebooks):
+            norm = np.sqrt((r**2).sum())
+            u = r / norm if norm > (0 if level == 0 else 1e-6) else np.zeros_like(r)
+            distances = ((u - book.astype(np.float64)) ** 2).sum(axis=1)
+            row.append(int(np.flatnonzero(distances <= distances.min() + 1e-12)[0]))
+            r = u - book[row[-1]]
+            gaps.append(np.sqrt((r**2).sum()))
+        codes.append(row)
+        lengths.append(gaps)
+    return np.array(codes), np.array(lengths)
+
+
+def lloyd_plainly(points, centroids, iterations):
+    for _ in range(iterations):
+        distances = ((points[:, None] - centroids) ** 2).sum(axis=2)
+        codes = distances.argmin(axis=1)
+        farthest = np.argsort(-distances.min(axis=1), kind="stable")
+        new = centroids.copy()
+        empty = [k for k in range(len(centroids)) if not (codes == k).any()]
+        for k in range(len(centroids)):
+            new[k] = points[farthest[empty.index(k)]] if k in empty else points[codes == k].mean(axis=0)
+        centroids = new
+    return centroids
+
+
+def vectors(n=400, d=12, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, d)).astype(np.float32)
+
+
+def test_encode_is_the_formula_zero_residuals_included():
+    rng = np.random.default_rng(1)
+    books = [rng.standard_normal((k, 12)).astype(np.float32) for k in (7, 5, 9)]
+    x = vectors()
+    x[3] = 0  # a zero vector
+    unit = x[5] / np.linalg.norm(x[5])
+    books[0][2] = unit  # a vector that is its own centroid: its residual is zero from then on
+    codes, _ = encode_plainly(x, books)
+    assert codes[5, 0] == 2
+    assert np.array_equal(quantizers.encode(x, books), codes)
+
+
+def test_ties_go_to_the_lowest_code():
+    book = np.array([[0, 1], [0, -1], [0, 1], [0.5, 0], [0.5, 0]], np.float32)
+    x = np.array([[1, 0], [-1, 0], [0, 2], [0, 0]], np.float32)
+    assert quantizers.encode(x, [book])[:, 0].tolist() == [3, 0, 0, 3]
+
+
+def test_near_ties_are_decided_in_float64():
+    # 384 dimensions, pairs of centroids that differ by less than the rounding of a float32 product
+    rng = np.random.default_rng(2)
+    base = rng.standard_normal((8, 384)).astype(np.float32) / 20
+    nudge = 1 + 3e-7 * rng.choice([-1, 1], size=base.shape)
+    book = np.concatenate([base, (base * nudge).astype(np.float32)])
+    x = vectors(300, 384)
+    codes, _ = encode_plainly(x, [book])
+    assert len(set(codes[:, 0].tolist())) > 8
+    assert np.array_equal(quantizers.encode(x, [book]), codes)
+
+
+def test_codes_do_not_depend_on_the_batch():
+    x = vectors(500, 32)
+    books, codes, _ = quantizers.fit_residual(x, [16, 16, 16], fit="lloyd", seed=3)
+    one_by_one = np.concatenate([quantizers.encode(x[i : i + 1], books) for i in range(len(x))])
+    assert np.array_equal(one_by_one, codes)
+    assert np.array_equal(quantizers.encode(x[::-1], books), codes[::-1])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert np.array_equal(quantizers.encode(x, books), codes)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_lloyd_is_plain_lloyd_from_the_same_start():
+    x = torch.from_numpy(vectors(300, 6))
+    start = x[:20].clone()
+    start[19] = 100.0  # no point is near: an empty code
+    for iterations in (1, 2, 7):
+        found = quantizers.lloyd(x, start, iterations, what="test")
+        expected = lloyd_plainly(x.double().numpy(), start.double().numpy(), iterations)
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+
+
+def test_lloyd_stops_where_nothing_changes():
+    x = torch.from_numpy(vectors(200, 4))
+    a = quantizers.lloyd(x, x[:5], 500, what="test")
+    assert torch.equal(a, quantizers.lloyd(x, a, 1, what="test"))
+
+
+def test_minibatch_centres_are_the_means_of_all_points_they_were_given():
+    x = torch.from_numpy(vectors(600, 5))
+    start, counts = x[:8].clone(), torch.arange(8)
+    found = quantizers.minibatch(x, start, counts, 9, 50, torch.Generator().manual_seed(4), what="test")
+
+    centres, seen = start.double().numpy(), counts.numpy().astype(float)
+    sums = centres * seen[:, None]
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(9):
+        batch = x[torch.randint(600, (50,), generator=generator)].double().numpy()
+        codes = ((batch[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
+        for point, code in zip(batch, codes, strict=True):
+            sums[code] += point
+            seen[code] += 1
+        centres = np.where(seen[:, None] > 0, sums / np.maximum(seen, 1)[:, None], centres)
+    np.testing.assert_allclose(found.numpy(), centres, atol=1e-5)
+
+
+@pytest.mark.parametrize("fit", ["minibatch", "lloyd"])
+def test_fit_returns_what_encode_and_the_formula_give(fit):
+    x = vectors(700, 10)
+    x[13] = 0
+    books, codes, lengths = quantizers.fit_residual(x, [16, 8], fit=fit, steps=40, batch_size=128, seed=1)
+    expected_codes, expected_lengths = encode_plainly(x, books)
+    assert [b.shape for b in books] == [(16, 10), (8, 10)]
+    assert np.array_equal(codes, expected_codes)
+    assert np.array_equal(quantizers.encode(x, books), codes)
+    np.testing.assert_allclose(lengths, expected_lengths, atol=1e-6)
+    # the product of the lengths is the relative reconstruction error
+    keep = np.arange(700) != 13
+    for z, row, product in zip(x[keep].astype(float), codes[keep], lengths.prod(axis=1)[keep], strict=True):
+        n0 = np.linalg.norm(z)
+        r1 = z / n0 - books[0][row[0]]
+        back = n0 * (books[0][row[0]] + np.linalg.norm(r1) * books[1][row[1]])
+        assert np.linalg.norm(z - back) / n0 == pytest.approx(product, abs=1e-6)
+
+
+def test_fit_is_no_worse_than_scikit_learn():
+    from sklearn.cluster import MiniBatchKMeans
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 24))[rng.integers(60, size=3000)] + 0.4 * rng.standard_normal((3000, 24))
+    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    _, _, lengths = quantizers.fit_residual(x, [32], steps=200, batch_size=512)
+    peer = MiniBatchKMeans(32, batch_size=512, n_init=1, random_state=0, max_iter=35, max_no_improvement=None).fit(x)
+    peer_mse = (peer.transform(x).min(axis=1) ** 2).mean()
+    assert (lengths**2).mean() <= peer_mse * 1.01
+
+
+def test_fit_is_the_same_for_the_same_seed_only():
+    x = vectors(900, 8)
+    options = {"steps": 20, "batch_size": 64}
+    first, again, other = (quantizers.fit_residual(x, [12, 12], seed=s, **options)[0] for s in (5, 5, 6))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(first[0], other[0])
+
+
+def test_start_takes_distinct_points_and_says_when_there_are_too_few():
+    points = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1], [-1, 0], [0, -1], [0, -1]])
+    chosen = quantizers.start(points, 4, torch.Generator().manual_seed(0), others_Nd=points, what="level 0")
+    assert len(torch.unique(chosen, dim=0)) == 4
+    with pytest.raises(ValueError, match=r"level 0 has 4 distinct vectors for 5 codes: lower codebook_size"):
+        quantizers.start(points, 5, torch.Generator().manual_seed(0), others_Nd=points, what="level 0")
+    with pytest.raises(ValueError, match="distinct"):
+        quantizers.fit_residual(np.ones((9, 3), np.float32), [2])
+
+
+def test_nearly_equal_points_still_fill_the_codebook():
+    points = torch.tensor([[1.0, 0]]) + 1e-5 * torch.arange(6)[:, None]
+    chosen = quantizers.start(points, 6, torch.Generator().manual_seed(0), others_Nd=points, what="level 0")
+    assert len(torch.unique(chosen, dim=0)) == 6
+
+
+def test_deduplicate_against_brute_force():
+    codes = np.random.default_rng(0).integers(0, 3, size=(200, 3))
+    seen, expected = defaultdict(int), []
+    for row in map(tuple, codes.tolist()):
+        expected.append([*row, seen[row]])
+        seen[row] += 1
+    found = quantizers.deduplicate(codes, dedup_size=max(seen.values()))
+    assert found.tolist() == expected
+    assert len(set(map(tuple, found.tolist()))) == 200
+    with pytest.raises(ValueError, match=rf"{max(seen.values())} items share the codes .* raise dedup_size"):
+        quantizers.deduplicate(codes, dedup_size=max(seen.values()) - 1)
+
+
+def test_quality_against_direct_counts():
+    codes = np.array([[0, 1, 0], [0, 1, 1], [2, 0, 0], [2, 1, 0], [0, 1, 2]])
+    lengths = np.array([[0.5, 0.1], [0.5, 0.2], [1.0, 1.0], [0.0, 0.3], [0.2, 0.5]])
+    found = quantizers.quality(codes, lengths, [4, 2, 8])
+    assert found["collision_rate"] == 3 / 5
+    assert found["largest_bucket"] == 3
+    assert found["relative_squared_error"] == pytest.approx((0.05**2 + 0.1**2 + 1 + 0 + 0.1**2) / 5)
+    assert found["levels"][0]["utilisation"] == 0.5
+    assert found["levels"][0]["perplexity"] == pytest.approx(0.6**-0.6 * 0.4**-0.4)
+    assert found["levels"][1]["mse"] == pytest.approx((0.01 + 0.04 + 1 + 0.09 + 0.25) / 5)
+    with pytest.raises(ValueError, match=r"max_collision_rate=0\.5"):
+        quantizers.check_quality(found, 0.5, 0.0)
+    with pytest.raises(ValueError, match=r"level 0 uses 0\.5000 of its 4 codes"):
+        quantizers.check_quality(found, 1.0, 0.6)
+
+
+def test_neighbours_against_the_full_cosine_matrix(monkeypatch):
+    monkeypatch.setattr(quantizers, "SCORES_PER_CHUNK", 2000)  # several chunks
+    x = vectors(150, 6)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    cosine = unit @ unit.T
+    np.fill_diagonal(cosine, -2)
+    expected = np.argsort(-cosine, axis=1)[:, :10]
+    found = quantizers.nearest_neighbours(x, np.arange(150), 10)
+    assert np.array_equal(np.sort(found), np.sort(expected))
+    codes = np.random.default_rng(0).integers(0, 4, size=(150, 2))
+    share = np.mean([codes[j, 0] == codes[i, 0] for i in range(150) for j in expected[i]])
+    assert quantizers.neighbour_preservation(x, codes, seed=0) == pytest.approx(share)
+    assert quantizers.neighbour_preservation(x[:1], codes[:1], seed=0) == 1.0
+
+
+def test_pca_against_scikit_learn():
+    from sklearn.decomposition import PCA
+
+    x = vectors(200, 9) @ np.random.default_rng(3).standard_normal((9, 9)).astype(np.float32)
+    mean, components = quantizers.fit_pca(x, 4)
+    found = quantizers.reduce(x, 4, mean, components)
+    expected = PCA(4, svd_solver="full").fit_transform(x.astype(np.float64))
+    signs = np.sign((found * expected).sum(axis=0))
+    np.testing.assert_allclose(found, expected * signs, atol=1e-4)
+    with pytest.raises(ValueError, match="needs at least 9 items"):
+        quantizers.fit_pca(x[:5], 9)
+
+
+def test_quantizer_reduces_new_vectors_first():
+    x = vectors(300, 9)
+    mean, components = quantizers.fit_pca(x, 4)
+    reduced = quantizers.reduce(x, 4, mean, components)
+    books, codes, _ = quantizers.fit_residual(reduced, [8, 8], fit="lloyd")
+    assert np.array_equal(Quantizer(books, [8, 8, 4], mean, components).encode(x), codes)
+    assert Quantizer(books, [8, 8, 4], mean, components).encode(x[:0]).shape == (0, 2)
+    assert np.array_equal(Quantizer(books, [8, 8, 4]).encode(x), quantizers.encode(x[:, :4], books))

@@ -1,0 +1,50 @@
+"""Variants of a study: names become arguments, mistakes are told."""
+
+import pytest
+
+from sidgraft.variants import plan_variants
+
+
+def test_each_variant_is_planned_once_a_seed():
+    plan = plan_variants(["mean", "centroid-shuffled", "gaussian+gti-text-to-sid"], [0.0, 7.0])
+    found = [(e["variant"], e["initialization"], e["corpus"], e["seed"]) for e in plan]
+    assert found == [
+        ("mean", "mean", "none", 0),
+        ("mean", "mean", "none", 7),
+        ("centroid-shuffled", "centroid-shuffled", "none", 0),
+        ("centroid-shuffled", "centroid-shuffled", "none", 7),
+        ("gaussian+gti-text-to-sid", "gaussian", "gti-text-to-sid", 0),
+        ("gaussian+gti-text-to-sid", "gaussian", "gti-text-to-sid", 7),
+    ]
+    assert all(type(entry["seed"]) is int for entry in plan)  # a pipeline's list makes them floats
+    assert len({entry["label"] for entry in plan}) == 6
+
+
+@pytest.mark.parametrize(
+    ("variants", "seeds", "message"),
+    [
+        (["centroyd"], [0], "Did you mean centroid?"),
+        (["mean+gtx"], [0], "Did you mean gti?"),
+        (["mean", "mean"], [0], "variants holds mean more than once"),
+        (["mean"], [1, 1], "seeds holds 1 more than once"),
+        (["mean"], [0.5], "expected whole numbers"),
+        ([], [0], "at least one"),
+        (["mean"], [], "at least one"),
+    ],
+)
+def test_mistakes_are_told(variants, seeds, message):
+    with pytest.raises(ValueError) as error:
+        plan_variants(variants, seeds)
+    assert message in str(error.value)
+
+
+def test_the_names_are_those_of_the_stages():
+    """The plan refuses names early; the stages must know each name it lets through, and no other."""
+    from sidgraft.signatures import signature
+    from sidgraft.variants import CORPORA, INITIALIZATIONS
+
+    texts = {p.name: p.text for stage in ("expand", "ground") for p in signature(stage).parameters}
+    for name in INITIALIZATIONS:
+        assert name in texts["initialization"]
+    for name in CORPORA:
+        assert name in texts["corpus"]
