@@ -229,12 +229,14 @@ def _mean(by_seed: list[dict[str, float | None]], key: str) -> float | None:
 def example_users(
     measured: list[Variant], catalog: Artifact, interactions: Artifact, examples: int
 ) -> dict[str, Any] | None:
-    """Return users evenly spaced over the first variant's recommendations, with what they saw and bought."""
-    first = next((v for v in measured if v.recommendations is not None), None)
-    if first is None or examples < 1:
+    """Return users evenly spaced over the best variant's recommendations, with what they saw and bought."""
+    shown = [v for v in measured if v.recommendations is not None and MODEL in v.cells]
+    if not shown or examples < 1:
         return None
-    assert first.recommendations is not None
-    table = first.recommendations.read_table(
+    k = results.headline_k(shown)
+    best = max(shown, key=lambda v: v.cells[MODEL].get(("all", "recall", k), (None,))[0] or 0.0)
+    assert best.recommendations is not None
+    table = best.recommendations.read_table(
         "recommendations.parquet", ["recommender", "user_id", "target_id", "item_ids"]
     )
     rows = table.filter(pc.equal(table["recommender"], MODEL))
@@ -242,13 +244,13 @@ def example_users(
         return None
     spaced = np.linspace(0, rows.num_rows - 1, min(examples, rows.num_rows)).round().astype(int)
     chosen = rows.take(pa.array(spaced)).to_pylist()
-    split = first.recommendations.metadata.get("split") or first.recommendations.arguments.get("split", "test")
+    split = best.recommendations.metadata.get("split") or best.recommendations.arguments.get("split", "test")
     histories = _histories(interactions, [row["user_id"] for row in chosen], f"{split}_position")
     needed = {i for row in chosen for i in (row["target_id"], *row["item_ids"][:ITEMS_SHOWN])}
     names = _item_names(catalog, needed | {i for history in histories.values() for i in history[-HISTORY_SHOWN:]})
     users = [_example(row, histories.get(row["user_id"], []), names) for row in chosen]
     hits = sum(user["rank"] is not None and user["rank"] <= ITEMS_SHOWN for user in users)
-    return {"label": first.label, "users": users, "of": rows.num_rows, "hits": hits}
+    return {"label": best.label, "users": users, "of": rows.num_rows, "hits": hits}
 
 
 def _histories(interactions: Artifact, users: list[str], position: str) -> dict[str, list[str]]:

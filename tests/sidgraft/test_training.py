@@ -141,7 +141,7 @@ def test_the_fine_tuning_loss_and_all_gradients_equal_the_stock_models(tmp_path)
 
 
 def test_a_supervised_model_still_gives_logits_when_it_has_no_targets():
-    model, vocabulary, _ = make()
+    model, _, _ = make()
     ids = torch.arange(5)[None]
     with torch.no_grad():
         plain = model(input_ids=ids).logits

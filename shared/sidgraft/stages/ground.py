@@ -133,6 +133,7 @@ def ground(
         )
         train(trainer, last_checkpoint(work))
         log = logged(trainer.state)
+        tenth = max(len(log) // 10, 1)
         others = {k: v for k, v in load_rows(rows_from).items() if k not in ("rows", "head_rows")}
         save_file(others | grounding.new_rows(), draft.path / "rows.safetensors")
         for rows_file in work.glob("rows-epoch-*.safetensors"):
@@ -143,8 +144,8 @@ def ground(
             sequences=len(samples),
             tokens=tokens,
             steps=trainer.state.global_step,
-            first_loss=float(np.mean([row["loss"] for row in log[:10]])),
-            last_loss=float(np.mean([row["loss"] for row in log[-10:]])),
+            first_loss=float(np.mean([row["loss"] for row in log[:tenth]])),
+            last_loss=float(np.mean([row["loss"] for row in log[-tenth:]])),
         )
         return dict(draft.metadata)
 

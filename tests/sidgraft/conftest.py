@@ -1,0 +1,74 @@
+"""A small shop, made on the spot: 24 items bought one after the other in a ring, and everything up to its rows."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sidgraft import artifacts
+from sidgraft.stages.embed import embed
+from sidgraft.stages.expand import expand
+from sidgraft.stages.quantize import quantize
+
+ITEMS = 24
+USERS = 40
+KINDS = ("Soap", "Comb", "Towel", "Brush")
+
+
+def write_catalog(out: Path) -> str:
+    rows = [
+        {
+            "item_id": f"i{i:02d}",
+            "text": f"{KINDS[i % 4]} number {i} > Bath",
+            "title": f"{KINDS[i % 4]} number {i}",
+            "brand": None,
+            "category": ["Bath", KINDS[i % 4]],
+            "price": 1.0 + i,
+            "description": None,
+        }
+        for i in range(ITEMS)
+    ]
+    with artifacts.create(out, "catalog/v1", stage="prepare", arguments={}) as draft:
+        draft.write_table(
+            "catalog.parquet", pa.Table.from_pylist(rows, artifacts.SCHEMAS["catalog/v1"]["catalog.parquet"])
+        )
+    return str(out)
+
+
+def write_interactions(out: Path) -> str:
+    """Each user walks the ring of items from a start of her own: the next item follows from the last."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for user in range(USERS):
+        length = int(rng.integers(4, 9))
+        items = [f"i{(user * 5 + step) % ITEMS:02d}" for step in range(length)]
+        rows.append(
+            {
+                "user_id": f"u{user:02d}",
+                "item_ids": items,
+                "train_length": length - 2,
+                "valid_position": length - 2,
+                "test_position": length - 1,
+            }
+        )
+    schema = artifacts.SCHEMAS["interactions/v1"]["interactions.parquet"]
+    with artifacts.create(out, "interactions/v1", stage="prepare", arguments={}) as draft:
+        draft.write_table("interactions.parquet", pa.Table.from_pylist(rows, schema))
+    return str(out)
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory):
+    """Directories of the artifacts up to the new rows: what ground, finetune and evaluate start from."""
+    root = tmp_path_factory.mktemp("shop")
+    made = {name: str(root / name) for name in ("item_embeddings", "semantic_ids", "token_rows")}
+    made["catalog"] = write_catalog(root / "catalog")
+    made["interactions"] = write_interactions(root / "interactions")
+    embed(made["catalog"], made["item_embeddings"], encoder="hashing", dtype="float32")
+    quantize(made["item_embeddings"], made["semantic_ids"], levels=2, codebook_size=4, dedup_size=16, fit="lloyd")
+    expand(
+        made["semantic_ids"], made["catalog"], made["item_embeddings"], made["token_rows"],
+        base_model="tiny", initialization="centroid",
+    )  # fmt: skip
+    return made

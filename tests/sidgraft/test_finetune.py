@@ -1,0 +1,166 @@
+"""The stage finetune and, on its model, the stage evaluate."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sidgraft import artifacts, validation
+from sidgraft.stages.evaluate import evaluate
+from sidgraft.stages.finetune import finetune
+
+SETTINGS = {"epochs": 40, "patience": 40, "learning_rate": 5e-3, "batch_size": 8, "precision": "float32"}
+
+
+def run(shop, out, **settings):
+    inputs = {name: shop[name] for name in ("token_rows", "semantic_ids", "interactions")}
+    return finetune(**inputs, out=str(out), **(SETTINGS | settings))
+
+
+@pytest.fixture(scope="module")
+def trained(shop, tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / "model"
+    return str(out), run(shop, out)
+
+
+def judge(shop, model, out, **settings):
+    inputs = {n: shop[n] for n in ("semantic_ids", "interactions", "catalog", "item_embeddings")}
+    settings = {"precision": "float32", "variant": "v", "bootstrap": 100, "ks": "1,5,10"} | settings
+    return evaluate(
+        model=model, **inputs, out_recommendations=str(out / "rec"), out_metrics=str(out / "met"), **settings
+    )
+
+
+def test_it_learns_a_ring_of_purchases_far_above_popularity(shop, trained, tmp_path):
+    summary = judge(shop, trained[0], tmp_path)
+    assert summary["model_recall@10"] > 2 * summary["popularity_recall@10"]
+    assert summary["model_ndcg@10"] > 2 * summary["popularity_ndcg@10"]
+
+
+def test_the_model_loads_as_any_other_with_its_tokens_and_tied_weights(trained):
+    model = AutoModelForCausalLM.from_pretrained(trained[0])
+    tokenizer = AutoTokenizer.from_pretrained(trained[0])
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    vocabulary = json.loads((Path(trained[0]) / "sid_vocabulary.json").read_text())
+    for token in (vocabulary["tokens"][0], vocabulary["tokens"][-1]):
+        assert tokenizer.convert_tokens_to_ids(token["token"]) == token["id"]
+    assert model.get_input_embeddings().weight.shape[0] == vocabulary["tokens"][-1]["id"] + 1
+
+
+def test_the_best_epoch_is_kept_and_its_step_reported(trained):
+    training = json.loads((Path(trained[0]) / "training.json").read_text())
+    recalls = {row["step"]: row["recall@5"] for row in training["log"] if "recall@5" in row}
+    best = max(recalls.values())
+    assert training["t_star"] == min(step for step, recall in recalls.items() if recall == best)
+    assert training["best_recall@5"] == best
+    steps_an_epoch = min(recalls)
+    assert training["best_epoch"] == training["t_star"] / steps_an_epoch
+
+
+def test_patience_counts_epochs_and_ties_keep_the_earlier():
+    log = [{"recall@5": r, "step": s} for s, r in enumerate([0.1, 0.3, 0.3, 0.2], 1)]
+    assert validation.best_epoch(log)["step"] == 2
+    assert validation.is_exhausted(log, 2)
+    assert not validation.is_exhausted(log, 3)
+    assert not validation.is_exhausted([], 1)
+
+
+def test_early_stopping_keeps_the_best_weights_not_the_last(shop, tmp_path):
+    summary = run(shop, tmp_path / "model", learning_rate=0.5, patience=2, epochs=8)
+    training = json.loads((tmp_path / "model" / "training.json").read_text())
+    epochs = sum("recall@5" in row for row in training["log"])
+    assert epochs == summary["best_epoch"] + 2 < 8
+    alone = run(shop, tmp_path / "alone", learning_rate=0.5, patience=2, epochs=8)
+    assert alone == summary
+
+
+KILLED = """
+import sys
+from sidgraft import training, validation
+from sidgraft.stages.finetune import finetune
+import tests_settings as t
+training.MINUTES_BETWEEN_CHECKPOINTS = 0.0
+finetune(**t.INPUTS, out=sys.argv[1], checkpoints=sys.argv[2], **t.SETTINGS)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_the_middle_of_an_epoch_goes_on_to_the_same_weights(shop, trained, tmp_path):
+    inputs = {name: shop[name] for name in ("token_rows", "semantic_ids", "interactions")}
+    (tmp_path / "tests_settings.py").write_text(f"INPUTS = {inputs!r}\nSETTINGS = {SETTINGS!r}\n")
+    (tmp_path / "killed.py").write_text(KILLED)
+    out, checkpoints = tmp_path / "model", tmp_path / "checkpoints"
+    command = [sys.executable, "killed.py", str(out), str(checkpoints)]
+    process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    deadline = time.monotonic() + 120
+    # five steps an epoch: step 13 lies in the middle of the third
+    while not list(checkpoints.glob("*/checkpoint-13")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not out.exists()
+    assert list(checkpoints.glob("*/checkpoint-*"))
+    run(shop, out, checkpoints=str(checkpoints))
+    expected, found = (load_file(Path(d) / "model.safetensors") for d in (trained[0], out))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert not list(checkpoints.glob("*/checkpoint-*"))
+    logs = [json.loads((Path(d) / "training.json").read_text())["log"] for d in (trained[0], out)]
+    assert logs[0] == logs[1]
+
+
+def test_recommendations_are_items_and_metrics_follow_from_them(shop, trained, tmp_path):
+    judge(shop, trained[0], tmp_path, beams=10)
+    catalog = set(pq.read_table(Path(shop["catalog"]) / "catalog.parquet")["item_id"].to_pylist())
+    rows = pq.read_table(tmp_path / "rec" / "recommendations.parquet").to_pylist()
+    assert {row["recommender"] for row in rows} == {"model", "popularity", "neighbours"}
+    for row in rows:
+        assert len(set(row["item_ids"])) == len(row["item_ids"]) == 10
+        assert set(row["item_ids"]) <= catalog
+        assert row["scores"] == sorted(row["scores"], reverse=True)
+    metrics = pq.read_table(tmp_path / "met" / "metrics.parquet").to_pylist()
+    for recommender in ("model", "popularity", "neighbours"):
+        mine = [row for row in rows if row["recommender"] == recommender]
+        for k in (1, 5, 10):
+            by_hand = np.mean([row["target_id"] in row["item_ids"][:k] for row in mine])
+            (found,) = [
+                m["value"]
+                for m in metrics
+                if (m["recommender"], m["slice"], m["metric"], m["k"]) == (recommender, "all", "recall", k)
+            ]
+            assert found == pytest.approx(by_hand)
+
+
+def test_excluding_the_history_holds_for_the_model_and_the_baselines(shop, trained, tmp_path):
+    judge(shop, trained[0], tmp_path, exclude_history=True)
+    interactions = pq.read_table(Path(shop["interactions"]) / "interactions.parquet").to_pylist()
+    histories = {row["user_id"]: set(row["item_ids"][: row["test_position"]]) for row in interactions}
+    rows = pq.read_table(tmp_path / "rec" / "recommendations.parquet").to_pylist()
+    assert all(not histories[row["user_id"]] & set(row["item_ids"]) for row in rows)
+    assert all(len(row["item_ids"]) == 10 for row in rows)
+
+
+def test_cut_offs_above_the_beams_are_left_out(shop, trained, tmp_path):
+    judge(shop, trained[0], tmp_path, ks="5,10,20", beams=6)
+    table = pq.read_table(tmp_path / "met" / "metrics.parquet").to_pylist()
+    assert {row["k"] for row in table if row["metric"] == "recall"} == {5}
+    with pytest.raises(ValueError, match="there are 6 beams"):
+        judge(shop, trained[0], tmp_path, ks="20", beams=6)
+
+
+def test_artifacts_of_another_catalog_are_refused(shop, trained, tmp_path):
+    wrong = dict(shop) | {"catalog": str(tmp_path / "catalog")}
+    table = pq.read_table(Path(shop["catalog"]) / "catalog.parquet").slice(1)
+    with artifacts.create(tmp_path / "catalog", "catalog/v1", stage="prepare", arguments={}) as draft:
+        draft.write_table("catalog.parquet", table)
+    with pytest.raises(ValueError, match="do not hold the same items"):
+        judge(wrong, trained[0], tmp_path)

@@ -1,0 +1,75 @@
+"""The stage ground: what it changes, what it keeps, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sidgraft import artifacts
+from sidgraft.models import BaseModel, load_grafted
+from sidgraft.stages.ground import ground
+
+
+def run(shop, out, **settings):
+    settings = {"epochs": 1, "precision": "float32", "learning_rate": 1e-2} | settings
+    inputs = {name: shop[name] for name in ("token_rows", "catalog", "semantic_ids", "interactions")}
+    return ground(**inputs, out=str(out), **settings)
+
+
+@pytest.mark.parametrize("corpus", ["gti", "gti-text-to-sid", "gti-sid-to-text", "cpt"])
+def test_every_corpus_changes_every_row_and_nothing_else(shop, tmp_path, corpus):
+    summary = run(shop, tmp_path / "out", corpus=corpus)
+    grounded = artifacts.load(tmp_path / "out", "token_rows/v1")
+    before, after = (load_file(Path(d) / "rows.safetensors") for d in (shop["token_rows"], grounded.path))
+    assert (before["rows"] != after["rows"]).any(dim=1).all()
+    assert all(torch.equal(before[name], after[name]) for name in before if name != "rows")
+    for name in ("sid_vocabulary.json", "base_model.json"):
+        assert (grounded.path / name).read_bytes() == (Path(shop["token_rows"]) / name).read_bytes()
+    assert summary["last_loss"] < summary["first_loss"]
+    log = json.loads((grounded.path / "training.json").read_text())["log"]
+    assert [row["step"] for row in log] == list(range(1, summary["steps"] + 1))
+
+
+def test_no_corpus_passes_the_rows_through(shop, tmp_path):
+    run(shop, tmp_path / "out", corpus="none")
+    rows = [(Path(d) / "rows.safetensors").read_bytes() for d in (shop["token_rows"], tmp_path / "out")]
+    assert rows[0] == rows[1]
+
+
+def test_rows_at_asked_epochs_are_kept_and_the_last_are_the_result(shop, tmp_path):
+    run(shop, tmp_path / "out", epochs=3, keep_epochs="1,3")
+    kept = {p.name: load_file(p)["rows"] for p in (tmp_path / "out").glob("rows-epoch-*")}
+    assert sorted(kept) == ["rows-epoch-1.safetensors", "rows-epoch-3.safetensors"]
+    final = load_file(tmp_path / "out" / "rows.safetensors")["rows"]
+    assert torch.equal(kept["rows-epoch-3.safetensors"], final)
+    assert not torch.equal(kept["rows-epoch-1.safetensors"], final)
+
+
+def test_two_runs_give_the_same_rows(shop, tmp_path):
+    for name in "ab":
+        run(shop, tmp_path / name)
+    assert (
+        artifacts.load(tmp_path / "a", "token_rows/v1").digest == artifacts.load(tmp_path / "b", "token_rows/v1").digest
+    )
+
+
+def test_a_corpus_that_does_not_exist_is_refused_with_a_suggestion(shop, tmp_path):
+    with pytest.raises(ValueError, match="Did you mean gti"):
+        run(shop, tmp_path / "out", corpus="gtis")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_nothing(shop, tmp_path):
+    with pytest.raises(ValueError, match=r"the loss became .* at step"):
+        run(shop, tmp_path / "out", learning_rate=1e30, epochs=5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_base_model_is_refused_by_its_digest(shop, tmp_path, monkeypatch):
+    rows = artifacts.load(shop["token_rows"], "token_rows/v1")
+    base = BaseModel.load(rows.path)
+    monkeypatch.setattr(BaseModel, "load", lambda _: BaseModel(base.name, "", "0" * 64, False))
+    with pytest.raises(ValueError, match="the rows were made for 000000000000"):
+        load_grafted(rows, torch.float32)
