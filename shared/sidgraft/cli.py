@@ -2,56 +2,152 @@
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import importlib
+import re
 import sys
+from typing import Any, NoReturn
 
-# name -> (module with one public function of that name, one line of help). The stage's module is imported only
-# when it is asked for, so that `sidgraft --help` is quick and `prepare` does not load torch.
-STAGES: dict[str, tuple[str, str]] = {
-    "prepare": ("sidgraft.stages.prepare", "read a catalog and interactions, check and split them"),
-    "embed": ("sidgraft.stages.embed", "embed the item texts, or take your own vectors"),
-    "quantize": ("sidgraft.stages.quantize", "quantize the embeddings into unique Semantic IDs"),
-    "expand": ("sidgraft.stages.expand", "add the ID tokens to a language model and initialize their rows"),
-    "ground": ("sidgraft.stages.ground", "train the new rows alone to mean what their items are"),
-    "finetune": ("sidgraft.stages.finetune", "fine-tune the model on next-item prediction"),
-    "evaluate": ("sidgraft.stages.evaluate", "recommend under the trie and measure, beside the baselines"),
-    "diagnose": ("sidgraft.stages.diagnose", "diagnose the geometry of the new rows"),
-    "report": ("sidgraft.stages.report", "write one HTML page and the tables"),
-}
+from sidgraft import __version__
+from sidgraft.signatures import STAGES, Parameter, Signature, signature
+
+TYPES = {"str": str, "int": int, "float": float}
+METAVARS = {"str": "TEXT", "int": "N", "float": "X"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one stage from the command line; returns the exit status."""
+    """Run one stage from the command line; returns the exit status.
+
+    0: done. 1: the stage says why it cannot. 2: the command is wrong. 130: stopped by Ctrl-C.
+    """
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage())
         return 0
     if argv[0] in ("-V", "--version"):
-        from sidgraft import __version__
-
         print(f"sidgraft {__version__}")
         return 0
     name, rest = argv[0], argv[1:]
     if name not in STAGES:
-        print(f"sidgraft: no stage is called {name!r}; the stages are: {', '.join(STAGES)}.", file=sys.stderr)
+        near = difflib.get_close_matches(name, STAGES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the stages are: {', '.join(STAGES)}."
+        print(f"sidgraft: no stage is called {name!r}; {hint}", file=sys.stderr)
         return 2
-    return _run(name, rest)
+    stage = signature(name)
+    try:
+        arguments = parse(stage, rest)
+    except SystemExit as stop:  # argparse has printed the help or the error
+        return int(stop.code or 0)
+    return _run(name, arguments)
+
+
+def parse(stage: Signature, argv: list[str]) -> dict[str, Any]:
+    """Turn command-line arguments into the keyword arguments of ``stage``; leaves by SystemExit."""
+    parser = _parser(stage)
+    known, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [_flag(parameter.name) for parameter in stage.parameters]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0].replace("_", "-"), flags, n=1)
+        parser.error(f"unknown argument {unknown[0]!r}" + (f"; did you mean {near[0]}?" if near else ""))
+    missing = [_flag(p.name) for p in stage.parameters if p.required and not getattr(known, p.name)]
+    if missing:
+        parser.error(f"{', '.join(missing)} must be given")
+    return vars(known)
 
 
 def _usage() -> str:
-    lines = [f"  {name:<10} {text}" for name, (_, text) in STAGES.items()]
-    return "usage: sidgraft STAGE [options]\n\n" + "\n".join(lines) + "\n\n`sidgraft STAGE --help` shows its options."
+    lines = [f"  {name:<10} {_lower_first(signature(name).sentence)}" for name in STAGES]
+    return (
+        "usage: sidgraft STAGE [options]\n\n" + "\n".join(lines) + "\n\n`sidgraft STAGE --help` shows its options."
+        "\nAll stages in one go, from a checkout: python -m pipelines run --preset quickstart"
+    )
 
 
-def _run(name: str, rest: list[str]) -> int:
-    from jsonargparse import ArgumentParser
+def _lower_first(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:].rstrip(".")
 
-    stage = getattr(importlib.import_module(STAGES[name][0]), name)
-    parser = ArgumentParser(prog=f"sidgraft {name}", description=STAGES[name][1])
-    parser.add_function_arguments(stage, as_positional=False)
-    arguments = parser.parse_args(rest)
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` shows the options.\n")
+
+
+def _parser(stage: Signature) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=f"sidgraft {stage.name}",
+        usage=" ".join(
+            [
+                f"sidgraft {stage.name}",
+                *(f"{_flag(p.name)} {_place(stage, p)}" for p in stage.parameters if p.required),
+                "[options]",
+            ]
+        ),
+        description=stage.sentence,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=100),
+        allow_abbrev=False,
+    )
+    required = parser.add_argument_group("inputs and outputs")
+    options = parser.add_argument_group("settings")
+    for parameter in stage.parameters:
+        text = parameter.text.replace("%", "%%")
+        if parameter.required:
+            kind: dict[str, Any] = {"metavar": _place(stage, parameter)}
+            if parameter.type == "list[str]":
+                kind |= {"action": "extend", "type": _split}
+                text += " Give the option once a directory, or the directories separated by commas."
+            required.add_argument(_flag(parameter.name), dest=parameter.name, help=text, **kind)
+        elif parameter.type == "bool":
+            options.add_argument(
+                _flag(parameter.name),
+                dest=parameter.name,
+                default=parameter.default,
+                action=argparse.BooleanOptionalAction,
+                help=text,
+            )
+        else:
+            options.add_argument(
+                _flag(parameter.name),
+                dest=parameter.name,
+                default=parameter.default,
+                type=TYPES[parameter.type],
+                metavar=METAVARS[parameter.type],
+                help=f"{text} (default: {_shown(parameter.default)})",
+            )
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _place(stage: Signature, parameter: Parameter) -> str:
+    return "DIR" if parameter.name in stage.artifacts else "FILE"
+
+
+def _shown(default: Any) -> str:
+    return "empty" if default == "" else str(default).replace("%", "%%")
+
+
+def _split(text: str) -> list[str]:
+    return [part for part in re.split(r",\s*", text) if part]
+
+
+def _run(name: str, arguments: dict[str, Any]) -> int:
     try:
-        summary = stage(**vars(arguments))
+        stage = getattr(importlib.import_module(f"sidgraft.stages.{name}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("sidgraft"):
+            raise
+        print(
+            f"sidgraft {name}: the package {error.name} is not installed; install sidgraft[train,figures].",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        summary = stage(**arguments)
     except (ValueError, OSError) as error:
         print(f"sidgraft {name}: {error}", file=sys.stderr)
         return 1

@@ -1,0 +1,35 @@
+"""The KFP component of the stage finetune: the stage's signature, and a body that calls it. No logic."""
+
+from kfp.dsl import Artifact, Dataset, Input, Model, Output, component
+
+from components import images
+from components.describe import described_by
+
+
+@component(base_image=images.image("finetune"), install_kfp_package=False)
+@described_by("finetune")
+def finetune(
+    token_rows: Input[Artifact],
+    semantic_ids: Input[Dataset],
+    interactions: Input[Dataset],
+    out: Output[Model],
+    epochs: int = 12,
+    learning_rate: float = 1e-05,
+    weight_decay: float = 0.01,
+    warmup: float = 0.1,
+    batch_size: int = 16,
+    max_length: int = 1024,
+    patience: int = 5,
+    validation_users: int = 0,
+    validation_beams: int = 10,
+    precision: str = "bfloat16",
+    gradient_checkpointing: bool = False,
+    seed: int = 0,
+    checkpoints: str = "",
+    keep_going: str = "",
+):
+    arguments = dict(locals())
+    from sidgraft.stages.finetune import finetune as stage
+    from sidgraft.tasks import run_task
+
+    run_task(stage, arguments, kinds={"out": "model/v1"}, keep_going=keep_going)

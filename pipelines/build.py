@@ -1,0 +1,64 @@
+"""Compile the pipelines and components to YAML, and adapt a pipeline to a local run."""
+
+import importlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kfp import compiler
+
+from sidgraft.signatures import STAGES
+
+ROOT = Path(__file__).resolve().parents[1]
+PIPELINES = ("train", "study")
+COMPONENTS = ("variants", *STAGES)
+
+
+def targets() -> dict[Path, Any]:
+    """Return every committed YAML file, relative to the checkout, with the pipeline or component it is made from."""
+    files: dict[Path, Any] = {}
+    for name in COMPONENTS:
+        module = importlib.import_module(f"components.{name}.component")
+        files[Path("components") / name / "component.yaml"] = getattr(module, name)
+    for name in PIPELINES:
+        files[Path("pipelines") / "compiled" / f"{name}.yaml"] = load_pipeline(name)
+    return files
+
+
+def load_pipeline(name: str) -> Any:
+    """Return the pipeline called ``name``."""
+    return getattr(importlib.import_module(f"pipelines.{name}"), name)
+
+
+def compiled(target: Any) -> str:
+    """Return the YAML text of a pipeline or component."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "compiled.yaml"
+        compiler.Compiler().compile(target, str(file))
+        return file.read_text(encoding="utf-8")
+
+
+def compile_all() -> list[Path]:
+    """Write every committed YAML file; return those that changed."""
+    changed = []
+    for path, target in targets().items():
+        text = compiled(target)
+        file = ROOT / path
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            changed.append(path)
+    return changed
+
+
+def for_local_run(pipeline: str, tags: dict[str, str]) -> str:
+    """Return the YAML of ``pipeline`` as one machine runs it: image tags by stage, and one variant at a time."""
+    spec = yaml.safe_load(compiled(load_pipeline(pipeline)))
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        image = executor["container"]["image"].rpartition(":")[0]
+        executor["container"]["image"] = f"{image}:{tags[name.removeprefix('exec-')]}"
+    for task in spec["root"]["dag"]["tasks"].values():
+        if "parameterIterator" in task:
+            task["iteratorPolicy"] = {"parallelismLimit": 1}
+    return yaml.safe_dump(spec, sort_keys=True, allow_unicode=True)

@@ -1,0 +1,83 @@
+"""Pipeline inputs, made from the stages' signatures: `quantize_levels` is `levels` of the stage quantize.
+
+A pipeline lists its own inputs and the stages it runs; each setting of a stage becomes an input with the stage's
+type, default and description, so that a form shows them grouped by stage and nothing is written twice.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sidgraft.signatures import FILES, REQUIRED, STAGES, Parameter, signature
+
+TYPES = {"str": str, "int": int, "float": float, "bool": bool, "list[str]": list[str], "list[int]": list[int]}
+
+# Stages that a pipeline runs once a variant and seed; it gives them the seed, and some of them the variant's name.
+SEEDED = ("expand", "ground", "finetune", "evaluate", "diagnose")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The values of a pipeline's inputs while its graph is built."""
+
+    channels: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.channels[name]
+
+    def of(self, stage: str, **given: Any) -> dict[str, Any]:
+        """Return the settings of ``stage``; ``given`` are those that the pipeline sets itself."""
+        settings = {name: self.channels[name] for name in FILES.get(stage, ())}
+        prefix = f"{stage}_"
+        settings |= {k.removeprefix(prefix): v for k, v in self.channels.items() if k.startswith(prefix)}
+        return settings | given
+
+
+def pipeline_inputs(own: Sequence[Parameter], set_by_pipeline: Mapping[str, Sequence[str]]) -> list[Parameter]:
+    """Return all inputs of a pipeline: the user's files, its own, and every setting of every stage.
+
+    ``set_by_pipeline`` names, for a stage, the settings that the graph sets itself.
+    """
+    inputs = []
+    for stage in STAGES:
+        for parameter in signature(stage).parameters:
+            if parameter.name in FILES.get(stage, ()):
+                inputs.append(parameter)
+            elif not parameter.required and parameter.name not in set_by_pipeline.get(stage, ()):
+                name = f"{stage}_{parameter.name}"
+                inputs.append(Parameter(name, parameter.type, parameter.default, parameter.text))
+        if stage == "prepare":
+            files = len(FILES[stage])
+            inputs[files:files] = own
+    return inputs
+
+
+def takes(inputs: Sequence[Parameter]) -> Callable[[Callable], Callable]:
+    """Return a decorator that gives a graph function ``(inputs: Inputs) -> output`` these inputs, for dsl.pipeline."""
+
+    def decorate(graph: Callable) -> Callable:
+        names = [parameter.name for parameter in inputs]
+
+        def function(*channels: Any) -> Any:
+            return graph(Inputs(dict(zip(names, channels, strict=True))))
+
+        function.__name__ = graph.__name__
+        function.__doc__ = "\n".join(
+            [inspect.getdoc(graph) or "", "", "Args:", *(f"    {p.name}: {p.text}" for p in inputs)]
+        )
+        function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(
+                    parameter.name,
+                    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                    default=inspect.Parameter.empty if parameter.default is REQUIRED else parameter.default,
+                    annotation=TYPES[parameter.type],
+                )
+                for parameter in inputs
+            ],
+            return_annotation=inspect.signature(graph).return_annotation,
+        )
+        return function
+
+    return decorate

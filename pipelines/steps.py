@@ -1,0 +1,83 @@
+"""The stages of the graph that train and study share: the data once, then one variant."""
+
+from typing import Any
+
+from kfp import dsl
+
+from components.diagnose.component import diagnose
+from components.embed.component import embed
+from components.evaluate.component import evaluate
+from components.expand.component import expand
+from components.finetune.component import finetune
+from components.ground.component import ground
+from components.prepare.component import prepare
+from components.quantize.component import quantize
+from components.report.component import report
+from pipelines.inputs import Inputs
+
+# What all variants share: item texts, histories, vectors and Semantic IDs.
+Shared = dict[str, Any]
+
+
+def shared_steps(inputs: Inputs) -> Shared:
+    """Prepare the data, embed the items and give them Semantic IDs."""
+    data = prepare(**inputs.of("prepare"))
+    catalog, interactions = data.outputs["out_catalog"], data.outputs["out_interactions"]
+    vectors = embed(catalog=catalog, **inputs.of("embed")).outputs["out"]
+    ids = quantize(item_embeddings=vectors, **inputs.of("quantize")).outputs["out"]
+    return {"catalog": catalog, "interactions": interactions, "item_embeddings": vectors, "semantic_ids": ids}
+
+
+def variant_steps(
+    inputs: Inputs, shared: Shared, *, seed: Any, variant: Any, keep_going: Any, expand_with: dict, ground_with: dict
+) -> dict[str, Any]:
+    """Graft, ground, fine-tune, judge and diagnose one variant; return its outputs by the report's input names."""
+    common = {"seed": seed, "keep_going": keep_going}
+    catalog, interactions = shared["catalog"], shared["interactions"]
+    embeddings, ids = shared["item_embeddings"], shared["semantic_ids"]
+
+    rows = expand(
+        semantic_ids=ids,
+        catalog=catalog,
+        item_embeddings=embeddings,
+        **inputs.of("expand", **expand_with, **common),
+    ).outputs["out"]
+    grounded = ground(
+        token_rows=rows,
+        catalog=catalog,
+        semantic_ids=ids,
+        interactions=interactions,
+        **inputs.of("ground", **ground_with, **common),
+    ).outputs["out"]
+    model = finetune(
+        token_rows=grounded,
+        semantic_ids=ids,
+        interactions=interactions,
+        **inputs.of("finetune", **common),
+    ).outputs["out"]
+    judged = evaluate(model=model, **shared, **inputs.of("evaluate", variant=variant, **common))
+    diagnosed = diagnose(
+        initial_rows=rows,
+        grounded_rows=grounded,
+        model=model,
+        semantic_ids=ids,
+        catalog=catalog,
+        interactions=interactions,
+        **inputs.of("diagnose", variant=variant, **common),
+    )
+    return {
+        "metrics": judged.outputs["out_metrics"],
+        "recommendations": judged.outputs["out_recommendations"],
+        "diagnostics": diagnosed.outputs["out"],
+    }
+
+
+def report_step(inputs: Inputs, shared: Shared, variants: dict[str, Any]) -> Any:
+    """Write one report over all iterations of the loop that made ``variants``."""
+    return report(
+        **{name: dsl.Collected(output) for name, output in variants.items()},
+        catalog=shared["catalog"],
+        interactions=shared["interactions"],
+        semantic_ids=shared["semantic_ids"],
+        **inputs.of("report"),
+    ).outputs["out"]

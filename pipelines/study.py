@@ -1,0 +1,48 @@
+"""The pipeline study: variants of initialization and grounding over seeds, on the same data, in one report.
+
+python -m pipelines run --preset study-quickstart
+"""
+
+from kfp import dsl
+
+from components.variants.component import variants
+from pipelines.inputs import SEEDED, Inputs, pipeline_inputs, takes
+from pipelines.steps import report_step, shared_steps, variant_steps
+from sidgraft.signatures import Parameter
+
+INPUTS = pipeline_inputs(
+    own=[
+        Parameter(
+            "variants",
+            "list[str]",
+            ["gaussian", "centroid"],
+            "Variants to compare, each INITIALIZATION or INITIALIZATION+CORPUS, such as gaussian+gti: how the new"
+            " rows start (see expand) and the corpus they are grounded on (see ground; none where it is left out).",
+        ),
+        Parameter("seeds", "list[int]", [0], "Seeds; every variant is trained once with each."),
+    ],
+    set_by_pipeline=dict.fromkeys(SEEDED, ("seed", "variant"))
+    | {
+        "expand": ("seed", "initialization"),
+        "ground": ("seed", "corpus"),
+    },
+)
+
+
+@dsl.pipeline(name="sidgraft-study")
+@takes(INPUTS)
+def study(inputs: Inputs) -> dsl.Artifact:
+    """Compare initializations and grounding corpora over seeds; a variant that fails does not lose the others."""
+    plan = variants(variants=inputs["variants"], seeds=inputs["seeds"])
+    shared = shared_steps(inputs)
+    with dsl.ParallelFor(plan.output) as one:
+        outputs = variant_steps(
+            inputs,
+            shared,
+            seed=one.seed,
+            variant=one.variant,
+            keep_going=one.label,
+            expand_with={"initialization": one.initialization},
+            ground_with={"corpus": one.corpus},
+        )
+    return report_step(inputs, shared, outputs)

@@ -1,0 +1,70 @@
+"""The compiled pipelines: inputs with descriptions, an unlimited loop on a cluster, one variant at a time locally."""
+
+import pytest
+import yaml
+
+from pipelines import build
+from pipelines.settings import pipeline_inputs_of
+from sidgraft.signatures import STAGES, signature
+
+
+def spec(name):
+    return yaml.safe_load((build.ROOT / "pipelines" / "compiled" / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", build.PIPELINES)
+def test_every_input_shows_a_description(name):
+    inputs = spec(name)["root"]["inputDefinitions"]["parameters"]
+    assert set(inputs) == set(pipeline_inputs_of(name))
+    assert [key for key, entry in inputs.items() if not entry.get("description")] == []
+
+
+@pytest.mark.parametrize("name", build.PIPELINES)
+def test_every_setting_of_every_stage_is_an_input_or_set_by_the_graph(name):
+    inputs = pipeline_inputs_of(name)
+    by_graph = {"seed", "variant"}
+    by_loop = {"expand_initialization", "ground_corpus"} if name == "study" else set()
+    for stage in STAGES:
+        for parameter in signature(stage).parameters:
+            key = f"{stage}_{parameter.name}"
+            if parameter.required or key in by_loop:
+                assert key not in inputs
+            elif key in inputs:
+                assert inputs[key].default == parameter.default
+            else:
+                assert parameter.name in by_graph
+                assert stage in ("expand", "ground", "finetune", "evaluate", "diagnose")
+
+
+@pytest.mark.parametrize("name", build.PIPELINES)
+def test_each_stage_gets_each_of_its_inputs_from_the_form(name):
+    """An input that reaches no task would be a form field without effect."""
+    text = (build.ROOT / "pipelines" / "compiled" / f"{name}.yaml").read_text(encoding="utf-8")
+    for key in pipeline_inputs_of(name):
+        assert f"componentInputParameter: {key}\n" in text, key
+
+
+def test_the_study_tells_its_variants_from_the_rest():
+    tasks = spec("study")["components"]["comp-for-loop-1"]["dag"]["tasks"]
+    assert set(tasks) == {"expand", "ground", "finetune", "evaluate", "diagnose"}
+    for task in tasks.values():
+        parameters = task["inputs"]["parameters"]
+        assert parameters["keep_going"]["parameterExpressionSelector"].endswith('["label"]')
+        assert parameters["seed"]["parameterExpressionSelector"].endswith('["seed"]')
+
+
+def test_train_lets_errors_end_the_run():
+    tasks = spec("train")["components"]["comp-for-loop-2"]["dag"]["tasks"]
+    for task in tasks.values():
+        assert task["inputs"]["parameters"]["keep_going"] == {"runtimeValue": {"constant": ""}}
+
+
+@pytest.mark.parametrize("name", build.PIPELINES)
+def test_a_cluster_runs_variants_at_once_and_one_machine_one_by_one(name):
+    tags = dict.fromkeys(build.COMPONENTS, "run-1")
+    local = yaml.safe_load(build.for_local_run(name, tags))
+    for where, limit in ((spec(name), None), (local, {"parallelismLimit": 1})):
+        loops = [t for t in where["root"]["dag"]["tasks"].values() if "parameterIterator" in t]
+        assert [loop.get("iteratorPolicy") for loop in loops] == [limit]
+    images = [e["container"]["image"] for e in local["deploymentSpec"]["executors"].values()]
+    assert all(image.endswith(":run-1") for image in images)

@@ -1,0 +1,168 @@
+"""The local run with stand-in stages: what is reused, what a person reads, and how it ends."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import standin
+
+pytestmark = pytest.mark.slow
+
+TRAIN = ("prepare", "embed", "quantize", "expand", "ground", "finetune", "diagnose", "evaluate", "report")
+
+
+def stages(output):
+    """Return [(stage, 'reused' or what it did)] in order of the console's lines."""
+    return re.findall(r"^ {2}[ \d:]{7} {2}(\w+(?: \([^)]*\))?) +(\S.*)$", output, re.MULTILINE)
+
+
+def ran(output):
+    """Return the stages that were not reused. KFP runs diagnose and evaluate in any order."""
+    return {name for name, text in stages(output) if text != "reused"}
+
+
+def test_a_second_run_reuses_everything_and_a_third_what_still_stands(run, tmp_path):
+    root = tmp_path / "root"
+    first = run("--preset", "smoke", "--root", root)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert ran(first.stdout) == set(TRAIN)
+    assert "popularity" in first.stdout
+    for name in ("index.html", "metrics.csv", "metrics.parquet"):
+        assert (root / "report" / name).is_file()
+        assert not (root / "report" / name).is_symlink()
+
+    second = run("--preset", "smoke", "--root", root)
+    assert second.returncode == 0
+    assert dict(stages(second.stdout)) == dict.fromkeys(TRAIN, "reused")
+
+    changed = run("--preset", "smoke", "--root", root, "--set", "evaluate_beams=5")
+    assert ran(changed.stdout) == {"evaluate", "report"}
+
+    (table,) = root.glob("artifacts/*/quantize/out/semantic_ids.parquet")
+    table.write_bytes(table.read_bytes() + b"x")
+    damaged = run("--preset", "smoke", "--root", root)
+    assert damaged.returncode == 0
+    assert ran(damaged.stdout) == set(TRAIN[2:])
+
+
+def test_changed_code_of_a_stage_runs_it_and_what_follows_again(run, tmp_path):
+    library, root = tmp_path / "library", tmp_path / "root"
+    standin.write(library)
+    env = os.environ | {"PYTHONPATH": str(library)}
+    assert run("--preset", "smoke", "--root", root, env=env).returncode == 0
+    with (library / "sidgraft/stages/finetune.py").open("a") as file:
+        file.write("\n# another version\n")
+    again = run("--preset", "smoke", "--root", root, env=env)
+    assert ran(again.stdout) == {"finetune", "diagnose", "evaluate", "report"}
+
+
+def test_changed_content_behind_a_path_runs_prepare_again(run, tmp_path):
+    catalog, log, root = tmp_path / "c.jsonl", tmp_path / "i.jsonl", tmp_path / "root"
+    catalog.write_text('{"item_id": "a"}\n')
+    log.write_text('{"user_id": "u", "items": ["a"]}\n')
+    files = ("--set", f"catalog={catalog}", "--set", f"interactions={log}")
+    assert run("--preset", "smoke", "--root", root, *files).returncode == 0
+    assert ran(run("--preset", "smoke", "--root", root, *files).stdout) == set()
+    catalog.write_text('{"item_id": "b"}\n')
+    assert ran(run("--preset", "smoke", "--root", root, *files).stdout) == set(TRAIN)
+
+
+def test_a_failing_stage_is_named_with_its_own_error_and_the_log(run, tmp_path):
+    failed = run("--preset", "smoke", "--root", tmp_path, standin="fail:quantize")
+    assert failed.returncode == 1
+    *_, error, log = failed.stdout.strip().splitlines()
+    assert error == "The stage quantize failed: quantize does not like this"
+    assert "Traceback" not in failed.stdout + failed.stderr
+    (file,) = tmp_path.glob("logs/*.log")
+    assert str(file) in log
+    assert "Traceback" in file.read_text()
+    again = run("--preset", "smoke", "--root", tmp_path)
+    assert again.returncode == 0
+    assert ran(again.stdout) == set(TRAIN[2:])
+
+
+def test_a_killed_stage_is_named_too(run, tmp_path):
+    failed = run("--preset", "smoke", "--root", tmp_path, standin="kill:finetune")
+    assert failed.returncode == 1
+    assert "The stage finetune failed: it was killed" in failed.stdout
+
+
+def test_a_failed_variant_does_not_lose_the_others(run, tmp_path):
+    arguments = ("--preset", "study-quickstart", "--root", tmp_path, "--set", "variants=gaussian,centroid+gti")
+    partly = run(*arguments, standin="fail:ground:gti")
+    assert partly.returncode == 3, partly.stdout + partly.stderr
+    lines = dict(stages(partly.stdout))
+    assert lines["ground (centroid+gti)"] == "FAILED: ground does not like this"
+    assert lines["evaluate (centroid+gti)"].startswith("skipped")
+    assert lines["evaluate (gaussian)"] == "done"
+    assert "The stage ground (centroid+gti) failed: ground does not like this" in partly.stdout
+    assert (tmp_path / "report" / "index.html").is_file()
+
+    whole = run(*arguments)  # a failure is not reused
+    assert whole.returncode == 0
+    assert [n for n in ran(whole.stdout) if "gaussian" in n] == []
+    assert "ground (centroid+gti)" in ran(whole.stdout)
+
+    more = run(*arguments, "--set", "seeds=0,1")  # a further seed leaves the first one's results alone
+    assert [n for n in ran(more.stdout) if "seed 0" in n] == []
+    assert "evaluate (gaussian, seed 1)" in ran(more.stdout)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_running_stage_ends_with_the_command(run, tmp_path, number):
+    process = run("--preset", "smoke", "--root", tmp_path, standin="slow:finetune", wait=False)
+    wait_for(lambda: any("slow work" in log.read_text() for log in tmp_path.glob("logs/*.log")))
+    assert stage_processes(tmp_path) == 1
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)
+    wait_for(lambda: stage_processes(tmp_path) == 0)
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert output.strip().splitlines()[-1].startswith("Stopped in finetune. Run the same command again")
+        assert "Traceback" not in output
+    again = run("--preset", "smoke", "--root", tmp_path)
+    assert again.returncode == 0
+    assert ran(again.stdout) == set(TRAIN[5:])
+    assert list(tmp_path.rglob("*.partial")) == []
+
+
+def test_two_runs_do_not_write_to_one_root(run, tmp_path):
+    process = run("--preset", "smoke", "--root", tmp_path, standin="slow:finetune", wait=False)
+    try:
+        wait_for(lambda: list(tmp_path.glob("logs/*.log")))
+        second = run("--preset", "smoke", "--root", tmp_path)
+        assert second.returncode == 2
+        assert "another run" in second.stderr
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+
+
+def test_a_mistake_is_told_before_anything_runs(run, tmp_path):
+    typo = run("--preset", "smoke", "--root", tmp_path, "--set", "quantise_levels=4")
+    assert typo.returncode == 2
+    assert "Did you mean quantize_levels?" in typo.stderr
+    absent = run("--preset", "smoke", "--root", tmp_path, "--set", "catalog=nowhere.jsonl")
+    assert absent.returncode == 2
+    assert "nowhere.jsonl" in absent.stderr
+    study = run("--preset", "study-quickstart", "--root", tmp_path, "--set", "variants=centroyd")
+    assert study.returncode == 2
+    assert "Did you mean centroid?" in study.stderr
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.2)
+
+
+def stage_processes(root: Path) -> int:
+    """Count the processes that run a component for this root."""
+    found = subprocess.run(["ps", "-eo", "args", "ww"], capture_output=True, text=True, check=True).stdout
+    lines = [line for line in found.splitlines() if "ephemeral_component.py" in line and str(root) in line]
+    return len([line for line in lines if "executor_main" in line and not line.startswith("sh ")])

@@ -1,0 +1,86 @@
+"""The command line: help, values in their types, short errors with the right word, exit status."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sidgraft import cli
+from sidgraft.signatures import STAGES, signature
+
+
+def test_help_lists_the_stages_and_is_quick():
+    code = "import sys; from sidgraft.cli import main; sys.exit(main(['--help']))"
+    began = time.perf_counter()
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert time.perf_counter() - began < 2  # 0.06 s on a quiet machine
+    assert [line.split()[0] for line in shown.stdout.splitlines() if line.startswith("  ")] == list(STAGES)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_help_of_a_stage_names_every_parameter_with_dashes_and_loads_no_torch(stage):
+    code = f"import sys; from sidgraft.cli import main; main(['{stage}', '--help']); sys.exit('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    flags = {word.strip(",") for word in shown.split() if word.startswith("--")}
+    assert not [flag for flag in flags if "_" in flag]
+    assert {"--" + p.name.replace("_", "-") for p in signature(stage).parameters} <= flags
+
+
+def test_values_arrive_in_their_types():
+    arguments = ["--item-embeddings", "in", "--out=o", "--levels", "2", "--max-collision-rate", "0.5", "--fit", "lloyd"]
+    given = cli.parse(signature("quantize"), arguments)
+    assert (given["item_embeddings"], given["out"], given["levels"]) == ("in", "o", 2)
+    assert given["max_collision_rate"] == 0.5
+    assert given["codebook_size"] == 256
+
+
+def test_switches_go_both_ways():
+    required = ["--catalog=c", "--interactions=i", "--out-catalog=a", "--out-interactions=b"]
+    assert cli.parse(signature("prepare"), [*required, "--strict"])["strict"] is True
+    assert cli.parse(signature("prepare"), [*required, "--no-strict"])["strict"] is False
+    assert cli.parse(signature("prepare"), required)["strict"] is False
+
+
+def test_lists_are_given_by_repetition_or_commas():
+    lists = ["--metrics", "a", "--metrics", "b", "--recommendations", "c,d", "--diagnostics", "e"]
+    rest = ["--catalog=c", "--interactions=i", "--semantic-ids=s", "--out=o"]
+    given = cli.parse(signature("report"), [*lists, *rest])
+    assert given["metrics"] == ["a", "b"]
+    assert given["recommendations"] == ["c", "d"]
+    assert given["diagnostics"] == ["e"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["quantise"], "did you mean quantize?"),
+        (["quantize", "--level", "3"], "did you mean --levels?"),
+        (["prepare", "--item_id", "asin"], "did you mean --item-id?"),
+        (["quantize", "--levels", "3"], "--item-embeddings, --out must be given"),
+        (["quantize", "--levels", "three"], "invalid int value: 'three'"),
+    ],
+)
+def test_a_wrong_command_is_told_in_few_words(arguments, message, capsys):
+    assert cli.main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert len(printed.splitlines()) <= 2
+
+
+def test_an_error_of_a_stage_is_its_message_alone(tmp_path, capsys):
+    status = cli.main(["quantize", "--item-embeddings", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
+    assert status == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("sidgraft quantize: ")
+    assert "does not exist" in printed
+    assert "Traceback" not in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_summary_is_printed(monkeypatch, capsys, tmp_path):
+    import sidgraft.stages.embed
+
+    monkeypatch.setattr(sidgraft.stages.embed, "embed", lambda **given: {"items": 3, "catalog": given["catalog"]})
+    assert cli.main(["embed", "--catalog", "c", "--out", "o"]) == 0
+    assert capsys.readouterr().out == "items: 3\ncatalog: c\n"
