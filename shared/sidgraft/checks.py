@@ -21,3 +21,14 @@ def positive(**values: float) -> None:
     wrong = [f"{name}={value}" for name, value in values.items() if not value > 0]
     if wrong:
         raise ValueError(f"{', '.join(wrong)}: expected a number greater than zero.")
+
+
+def whole_numbers(name: str, text: str) -> list[int]:
+    """Return the distinct whole numbers of a comma-separated list, sorted; empty text gives none.
+
+    Raises ValueError for anything else.
+    """
+    try:
+        return sorted({int(part) for part in text.split(",") if part.strip()})
+    except ValueError as error:
+        raise ValueError(f"{name} is {text!r}, expected whole numbers separated by commas, such as 5,10.") from error

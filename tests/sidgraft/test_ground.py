@@ -61,6 +61,11 @@ def test_a_corpus_that_does_not_exist_is_refused_with_a_suggestion(shop, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_epochs_to_keep_that_are_no_numbers_are_refused(shop, tmp_path):
+    with pytest.raises(ValueError, match="keep_epochs is '1,last', expected whole numbers"):
+        run(shop, tmp_path / "out", keep_epochs="1,last")
+
+
 def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_nothing(shop, tmp_path):
     with pytest.raises(ValueError, match=r"the loss became .* at step"):
         run(shop, tmp_path / "out", learning_rate=1e30, epochs=5)

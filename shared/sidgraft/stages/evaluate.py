@@ -162,11 +162,7 @@ def evaluate(
 
 
 def _cut_offs(ks: str, beams: int) -> list[int]:
-    try:
-        wanted = sorted({int(k) for k in ks.split(",")})
-    except ValueError as error:
-        raise ValueError(f"ks is {ks!r}, expected whole numbers separated by commas, such as 5,10.") from error
-    usable = [k for k in wanted if 0 < k <= beams]
+    usable = [k for k in checks.whole_numbers("ks", ks) if 0 < k <= beams]
     if not usable:
         raise ValueError(f"ks is {ks!r}, but there are {beams} beams: give a cut-off of at most that, or more beams.")
     return usable

@@ -77,7 +77,7 @@ def ground(
     checks.one_of("corpus", corpus, CORPORA)
     dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
     checks.positive(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size, max_length=max_length)
-    kept = sorted({int(epoch) for epoch in keep_epochs.split(",") if epoch.strip()})
+    kept = checks.whole_numbers("keep_epochs", keep_epochs)
     settings = {
         "corpus": corpus,
         "epochs": epochs,
