@@ -9,7 +9,7 @@
 
 A draft is a hidden directory beside `out` that is renamed when it is complete and valid, so a killed stage
 leaves nothing that looks finished. `artifact.json` holds the kind, the arguments, the digest of every file, and
-the lineage: the same for everything the artifact was made from.
+the lineage: the same for everything the artifact was made from, with the versions each of it was made with.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +137,18 @@ MADE_BY = {
 }
 
 
+# Packages that compute results -> their modules: `artifact.json` names the versions of those that a stage used.
+COMPUTING = {
+    "numpy": "numpy",
+    "pyarrow": "pyarrow",
+    "torch": "torch",
+    "transformers": "transformers",
+    "accelerate": "accelerate",
+    "sentence-transformers": "sentence_transformers",
+    "scikit-learn": "sklearn",
+}
+
+
 @dataclass(frozen=True)
 class Artifact:
     """A finished artifact on disk. ``digest`` names its content and everything it was made from."""
@@ -156,10 +172,21 @@ class Artifact:
 
 @dataclass
 class Draft:
-    """An artifact being written. Files go under ``path``; ``metadata`` is kept in the manifest."""
+    """An artifact being written. Files go under ``path``; ``metadata`` is kept in the manifest.
+
+    ``facts`` (scalars) tell where the content comes from, for those who look at an artifact made from this one:
+    they go into the lineage, and not into the digest.
+    """
 
     path: Path
+    out: Path
+    kind: str
+    stage: str
+    arguments: dict[str, Any]
+    inputs: dict[str, Artifact]
     metadata: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    sealed: Artifact | None = None
 
     def write_table(self, name: str, table: pa.Table) -> None:
         """Write a Parquet file; vectors are stored plain (no dictionary, no compression: five times faster)."""
@@ -173,6 +200,19 @@ class Draft:
         """Write a JSON file. NaN and infinity are refused: an undefined figure is null."""
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
         (self.path / name).write_text(text + "\n", encoding="utf-8")
+
+    def seal(self) -> Artifact:
+        """Validate what was written and write the manifest; returns the artifact that will be at ``out``.
+
+        `create` does so at its end. A stage that writes two artifacts calls it before it writes the second inside
+        the first's body: so neither is finished where the other fails. Nothing may be written after it.
+        """
+        if self.sealed is None:
+            _check_contract(self.path, self.kind)
+            manifest = _manifest(self)
+            _write_manifest(self.path, manifest)
+            self.sealed = _artifact(self.out, manifest)
+        return self.sealed
 
 
 @contextmanager
@@ -191,15 +231,11 @@ def create(
     not keep the contract of ``kind``.
     """
     out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft_path = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    draft_path.chmod(0o755)  # mkdtemp makes it private; another user's container reads it later
+    draft_path = _draft_directory(out)
     try:
-        draft = Draft(draft_path)
+        draft = Draft(draft_path, out, kind, stage, dict(arguments), dict(inputs or {}))
         yield draft
-        _check_contract(draft_path, kind)
-        manifest = _manifest(draft, kind, stage, arguments, inputs or {})
-        _write_manifest(draft_path, manifest)
+        draft.seal()
         _replace(draft_path, out)
     finally:
         shutil.rmtree(draft_path, ignore_errors=True)
@@ -228,9 +264,13 @@ def load(path: str | Path, kind: str) -> Artifact:
                 f" Run `sidgraft {MADE_BY[kind]}` again or copy it anew."
             )
     _check_contract(path, kind)
+    return _artifact(path, manifest)
+
+
+def _artifact(path: Path, manifest: dict[str, Any]) -> Artifact:
     return Artifact(
         path=path,
-        kind=kind,
+        kind=manifest["kind"],
         stage=manifest["stage"],
         digest=manifest["digest"],
         arguments=manifest["arguments"],
@@ -242,9 +282,7 @@ def load(path: str | Path, kind: str) -> Artifact:
 def record_failure(out: str | Path, kind: str, *, stage: str, error: str, variant: str = "") -> None:
     """Leave a mark at ``out`` that the stage failed, for a report that shows failed variants by their name."""
     out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft_path = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    draft_path.chmod(0o755)
+    draft_path = _draft_directory(out)
     failed = {"stage": stage, "error": error, "variant": variant}
     _write_manifest(draft_path, {"kind": kind, "failed": failed})
     _replace(draft_path, out)
@@ -275,34 +313,56 @@ def _read_manifest(path: Path, kind: str) -> dict[str, Any]:
     return manifest
 
 
-def _manifest(
-    draft: Draft, kind: str, stage: str, arguments: Mapping[str, Any], inputs: Mapping[str, Artifact]
-) -> dict[str, Any]:
+def _manifest(draft: Draft) -> dict[str, Any]:
     files = {
         str(file.relative_to(draft.path)): {"bytes": file.stat().st_size, "sha256": _sha256(file)}
         for file in sorted(draft.path.rglob("*"))
         if file.is_file()
     }
     body = {
-        "kind": kind,
-        "stage": stage,
+        "kind": draft.kind,
+        "stage": draft.stage,
         "sidgraft": sidgraft.__version__,
-        "arguments": dict(arguments),
-        "inputs": {name: artifact.digest for name, artifact in inputs.items()},
+        "arguments": draft.arguments,
+        "inputs": {name: artifact.digest for name, artifact in draft.inputs.items()},
         "files": files,
         "metadata": draft.metadata,
     }
     digest = hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
     lineage: dict[str, dict[str, Any]] = {}
-    for artifact in inputs.values():
+    for artifact in draft.inputs.values():
         lineage |= artifact.lineage
-    lineage[digest] = {k: body[k] for k in ("kind", "stage", "sidgraft", "arguments", "inputs")}
-    return body | {"digest": digest, "lineage": lineage}
+    about = {"versions": _versions(), "facts": draft.facts}  # not in the digest: the same result has the same name
+    lineage[digest] = {k: body[k] for k in ("kind", "stage", "sidgraft", "arguments", "inputs")} | about
+    return body | {"digest": digest, "versions": about["versions"], "lineage": lineage}
+
+
+def _versions() -> dict[str, str]:
+    """The versions of Python and of the packages in COMPUTING that this process has imported."""
+    versions = {"python": platform.python_version()}
+    for package, module in COMPUTING.items():
+        if module in sys.modules:
+            try:
+                versions[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:  # built under another name, such as a vendor's wheel
+                versions[package] = str(getattr(sys.modules[module], "__version__", "unknown"))
+    return versions
 
 
 def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
     text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False)
     (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _draft_directory(out: Path) -> Path:
+    """Make a hidden directory beside ``out``, and remove what a kill within `_replace` has left there."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for sibling in out.parent.iterdir():
+        if re.fullmatch(rf"\.{re.escape(out.name)}\.\d+\.old", sibling.name):
+            shutil.rmtree(sibling, ignore_errors=True)
+    draft_path = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+    draft_path.chmod(0o755)  # mkdtemp makes it private; another user's container reads it later
+    return draft_path
 
 
 def _replace(draft_path: Path, out: Path) -> None:

@@ -36,6 +36,11 @@ class Packing:
         padded_T = torch.cat([torch.arange(n) + b * longest for b, n in enumerate(lengths)])
         return Packing(torch.tensor(lengths, device=device), padded_T.to(device), len(lengths), longest)
 
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
+        """The same packing on another device; data loaders move batches by this method."""
+        lengths_B, padded_T = (t.to(device, non_blocking=non_blocking) for t in (self.lengths_B, self.padded_T))
+        return Packing(lengths_B, padded_T, self.batch, self.longest)
+
     @property
     def positions_1T(self) -> torch.Tensor:
         """Position of each token in its own sequence, [1, T]."""

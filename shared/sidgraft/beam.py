@@ -79,26 +79,29 @@ def _hidden(model: Any, ids: torch.Tensor, positions: torch.Tensor, **attention:
 def _level_scores(
     model: Any, hidden_BGD: torch.Tensor, vocabulary: SidVocabulary, level: int, score: str
 ) -> torch.Tensor:
-    """Log-probabilities of a level's codes [B, G, K], float32; under ``restricted`` the bare logits.
+    """Log-probabilities of a level's codes [B, G, K]; under ``restricted`` the bare logits.
 
-    The exact normaliser needs the logits of the whole vocabulary, formed for a few beams at a time.
+    The codes' logits are formed in float32 whatever the model's precision: bfloat16 would round codes of nearly
+    the same score to ties. The exact normaliser needs the logits of the whole vocabulary, formed for a few beams at
+    a time.
     """
     head = model.get_output_embeddings()
     first = vocabulary.level_first_ids[level]
     size = vocabulary.sizes[level]
     B, G, _ = hidden_BGD.shape
     hidden_MD = hidden_BGD.reshape(B * G, -1)
+    with torch.autocast(hidden_MD.device.type, enabled=False):
+        rows_KD = head.weight[first : first + size].float()
+        bias = None if head.bias is None else head.bias[first : first + size].float()
+        logits_MK = torch.nn.functional.linear(hidden_MD.float(), rows_KD, bias)
     if score == "restricted":
-        bias = None if head.bias is None else head.bias[first : first + size]
-        logits = torch.nn.functional.linear(hidden_MD, head.weight[first : first + size].to(hidden_MD.dtype), bias)
-        return logits.float().view(B, G, size)
+        return logits_MK.view(B, G, size)
     chunks = []
     for chunk in hidden_MD.split(max(LOGITS_AT_ONCE // head.weight.shape[0], 1)):
         logits = head(chunk).float()
-        logits -= logits.amax(dim=1, keepdim=True)
-        codes = logits[:, first : first + size].clone()
-        chunks.append(codes - logits.exp_().sum(dim=1, keepdim=True).log())  # much quicker than logsumexp
-    return torch.cat(chunks).view(B, G, size)
+        most = logits.amax(dim=1, keepdim=True)
+        chunks.append((logits - most).exp_().sum(dim=1, keepdim=True).log() + most)  # much quicker than logsumexp
+    return (logits_MK - torch.cat(chunks)).view(B, G, size)
 
 
 def _step(

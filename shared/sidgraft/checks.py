@@ -23,6 +23,13 @@ def positive(**values: float) -> None:
         raise ValueError(f"{', '.join(wrong)}: expected a number greater than zero.")
 
 
+def not_negative(**values: float) -> None:
+    """Raise ValueError that names every argument that is less than zero."""
+    wrong = [f"{name}={value}" for name, value in values.items() if not value >= 0]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)}: expected zero or a number greater than zero.")
+
+
 def whole_numbers(name: str, text: str) -> list[int]:
     """Return the distinct whole numbers of a comma-separated list, sorted; empty text gives none.
 

@@ -6,6 +6,7 @@ Shapes: N items · S tokens of a sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,19 +47,20 @@ def gti_corpus(
     """
     before, between, _ = chat_pieces(tokenizer, system=None)
     encode = plain_text_encoder(tokenizer)
-    titles = _texts(encode, catalog.column("title").to_pylist())
-    descriptions = _texts(encode, descriptions_of(catalog))
+    titles = _Texts.of(encode, catalog.column("title").to_pylist())
+    descriptions = _Texts.of(encode, descriptions_of(catalog))
     fill = _Filler(encode)
     samples = []
-    for item, (title, description) in enumerate(zip(titles, descriptions, strict=True)):
-        slots = {"title": title, "description": description, "sid": tokens_NS[item]}
-        for kind in _kinds(title, description):
+    for item in range(len(tokens_NS)):
+        slots = {"title": titles, "description": descriptions}
+        known = [name for name, texts in slots.items() if len(texts.bare[item])]
+        for kind in [*known, "both"] if len(known) == 2 else known:
             pairs = []
             if text_to_sid:
-                pairs.append((fill(TEXT_TO_SID[kind], slots), slots["sid"]))
+                pairs.append((fill(TEXT_TO_SID[kind], item, slots, tokens_NS), tokens_NS[item]))
             if sid_to_text:
                 question, answer = SID_TO_TEXT[kind]
-                pairs.append((fill(question, slots), fill(answer, slots)))
+                pairs.append((fill(question, item, slots, tokens_NS), fill(answer, item, slots, tokens_NS)))
             for question, answer in pairs:
                 ids_S = np.concatenate([before, question, between, answer])
                 answered_S = np.arange(len(ids_S)) >= len(ids_S) - len(answer)
@@ -111,14 +113,24 @@ def descriptions_of(catalog: pa.Table) -> list[str]:
     return described
 
 
-def _kinds(title: np.ndarray, description: np.ndarray) -> list[str]:
-    kinds = [kind for kind, text in (("title", title), ("description", description)) if len(text)]
-    return [*kinds, "both"] if len(kinds) == 2 else kinds
-
-
 def _texts(encode: Callable[[list[str]], list[list[int]]], texts: Sequence[str | None]) -> list[np.ndarray]:
     encoded = encode([text or "" for text in texts])
     return [np.asarray(ids[:MAX_TEXT_TOKENS], dtype=np.int64) for ids in encoded]
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """One text an item, as it begins an answer and as it stands behind a space.
+
+    Tokenizers join a space to the word behind it, so a text in the middle of a sentence begins with other tokens.
+    """
+
+    bare: list[np.ndarray]
+    spaced: list[np.ndarray]
+
+    @staticmethod
+    def of(encode: Callable[[list[str]], list[list[int]]], texts: Sequence[str | None]) -> _Texts:
+        return _Texts(_texts(encode, texts), _texts(encode, [f" {text}" if text else None for text in texts]))
 
 
 class _Filler:
@@ -128,16 +140,22 @@ class _Filler:
         self.encode = encode
         self.words: dict[str, np.ndarray] = {}
 
-    def __call__(self, template: str, slots: dict[str, np.ndarray]) -> np.ndarray:
+    def __call__(self, template: str, item: int, slots: dict[str, _Texts], tokens_NS: np.ndarray) -> np.ndarray:
+        pieces = template.replace("}", "{").split("{")  # words, slot, words, slot, …, words
         parts = []
-        for piece in template.replace("}", "{").split("{"):
-            if piece in slots:
-                parts.append(slots[piece])
-            elif piece:
-                if piece not in self.words:
-                    self.words[piece] = np.asarray(self.encode([piece])[0], dtype=np.int64)
-                parts.append(self.words[piece])
+        for words, slot in zip(pieces[::2], [*pieces[1::2], None], strict=True):
+            joined = slot in slots and words.endswith(" ")
+            parts.append(self._tokens(words.removesuffix(" ") if joined else words))
+            if slot == "sid":
+                parts.append(tokens_NS[item])
+            elif slot is not None:
+                parts.append((slots[slot].spaced if joined else slots[slot].bare)[item])
         return np.concatenate(parts)
+
+    def _tokens(self, words: str) -> np.ndarray:
+        if words not in self.words:
+            self.words[words] = np.asarray(self.encode([words])[0], dtype=np.int64)
+        return self.words[words]
 
 
 def _running(parts: list[np.ndarray]) -> Sample:

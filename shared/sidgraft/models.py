@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import enable_progress_bars
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -30,9 +31,11 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from sidgraft.artifacts import Artifact
+from sidgraft.progress import say
 from sidgraft.sids import SidVocabulary, token_texts
 
 disable_progress_bar()  # loading and saving take a second or two; the stages' own progress says what matters
+enable_progress_bars()  # but a download from the hub may take an hour
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -87,6 +90,7 @@ def load_base_model(
     if name == "tiny":
         return _tiny_model(_tiny_tokenizer()).to(dtype)  # pyright: ignore[reportArgumentType]
     source, options = _source(name, revision, trust_remote_code)
+    say(f"loading the base model {name}")
     try:
         return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
     except (OSError, ValueError) as error:
@@ -118,6 +122,7 @@ def _from_gguf(file: Path) -> Path:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sidgraft" / f"gguf-{digest[:16]}"
     if not cache.is_dir():
+        say(f"converting {file.name} once, into {cache}")
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
             model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
@@ -253,9 +258,9 @@ def load_grafted(token_rows: Artifact, dtype: torch.dtype) -> tuple[Any, Any, Si
             " restore that model, or run `sidgraft expand` again."
         )
     vocabulary = SidVocabulary.load(token_rows.path)
-    tokenizer = AutoTokenizer.from_pretrained(token_rows.path / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(token_rows.path / "tokenizer", trust_remote_code=base.trust_remote_code)
     put_rows(model, vocabulary, load_rows(token_rows))
-    return model.to(dtype), tokenizer, vocabulary
+    return model.to(device(), dtype), tokenizer, vocabulary
 
 
 def put_rows(model: Any, vocabulary: SidVocabulary, rows: dict[str, torch.Tensor]) -> None:
@@ -273,13 +278,20 @@ def put_rows(model: Any, vocabulary: SidVocabulary, rows: dict[str, torch.Tensor
 def take_rows(model: Any, vocabulary: SidVocabulary) -> dict[str, torch.Tensor]:
     """The new rows of a model, float32: ``rows`` and, where the head is untied, ``head_rows``."""
     where = slice(vocabulary.first_id, vocabulary.first_id + vocabulary.n_new)
-    rows = {"rows": model.get_input_embeddings().weight.detach()[where].float().clone()}
+    rows = {"rows": model.get_input_embeddings().weight.detach()[where].float().cpu().clone()}
     if not is_tied(model):
-        rows["head_rows"] = model.get_output_embeddings().weight.detach()[where].float().clone()
+        rows["head_rows"] = model.get_output_embeddings().weight.detach()[where].float().cpu().clone()
     return rows
 
 
 def load_model(model: Artifact, dtype: torch.dtype) -> tuple[Any, Any, SidVocabulary]:
     """The model of a model artifact, its tokenizer and SID vocabulary."""
-    loaded = AutoModelForCausalLM.from_pretrained(model.path, dtype=dtype)
-    return loaded, AutoTokenizer.from_pretrained(model.path), SidVocabulary.load(model.path)
+    options = {"trust_remote_code": BaseModel.load(model.path).trust_remote_code}
+    loaded = AutoModelForCausalLM.from_pretrained(model.path, dtype=dtype, **options)
+    tokenizer = AutoTokenizer.from_pretrained(model.path, **options)
+    return loaded.to(device()), tokenizer, SidVocabulary.load(model.path)
+
+
+def device() -> torch.device:
+    """Where models compute: the GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

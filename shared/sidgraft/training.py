@@ -118,7 +118,8 @@ class GraftTrainer(Trainer):
         inputs = dict(inputs)
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
         head.targets = inputs.pop("targets")
-        return model(**inputs, logits_to_keep=inputs.pop("supervised"), use_cache=False).logits
+        supervised = inputs.pop("supervised")
+        return model(**inputs, logits_to_keep=supervised, use_cache=False).logits
 
 
 def supervise(model: Any) -> None:
@@ -138,6 +139,9 @@ def supervise(model: Any) -> None:
         if head.targets is None:
             return logits_of(hidden)
         targets, head.targets = head.targets, None
+        device = hidden.device.type
+        if torch.is_autocast_enabled(device):  # the last norm gives float32, in which the head's products are slow
+            hidden = hidden.to(torch.get_autocast_dtype(device))
         return chunked_cross_entropy(hidden[0], [head.weight], targets)
 
     head.forward = forward
@@ -145,12 +149,12 @@ def supervise(model: Any) -> None:
 
 def arguments(output: Path, *, checkpoints: bool, batch_size: int, seed: int, **settings: Any) -> TrainingArguments:
     """TrainingArguments with what all our training shares; ``settings`` are passed on."""
-    return TrainingArguments(
+    made = TrainingArguments(
         output_dir=str(output),
         per_device_train_batch_size=batch_size,
         seed=seed,
         data_seed=seed,
-        optim="adamw_torch",
+        optim="adamw_torch_fused",
         max_grad_norm=1.0,
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -162,6 +166,9 @@ def arguments(output: Path, *, checkpoints: bool, batch_size: int, seed: int, **
         use_cpu=not torch.cuda.is_available(),
         **settings,
     )
+    # Several visible GPUs without a launcher would mean DataParallel, which splits a packed row at any token.
+    made._n_gpu = min(made.n_gpu, 1)
+    return made
 
 
 class ShowProgress(TrainerCallback):
@@ -191,13 +198,17 @@ class ShowProgress(TrainerCallback):
 
 
 class KeepRows(TrainerCallback):
-    """Keep the rows at the end of given epochs, for a depth sweep out of one run."""
+    """Keep the rows at the end of given epochs (0: before the first), for a depth sweep out of one run."""
 
     def __init__(self, epochs: list[int], directory: Path) -> None:
         self.epochs, self.directory = epochs, directory
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if state.global_step == 0 and 0 in self.epochs:
+            save_file(model.new_rows(), self.directory / "rows-epoch-0.safetensors")
+
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if round(state.epoch) in self.epochs:
+        if state.epoch in self.epochs:
             save_file(model.new_rows(), self.directory / f"rows-epoch-{round(state.epoch)}.safetensors")
 
 
@@ -207,8 +218,11 @@ class SaveByTheClock(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.saved = time.monotonic()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if time.monotonic() - self.saved > 60 * MINUTES_BETWEEN_CHECKPOINTS:
+    def on_step_end(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+        # The last step of an epoch is left to the checkpoint after the epoch's validation: a run resumed from one
+        # before it would go on with the next epoch and never validate this one.
+        ends_epoch = state.global_step % len(train_dataloader) == 0
+        if not ends_epoch and time.monotonic() - self.saved > 60 * MINUTES_BETWEEN_CHECKPOINTS:
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

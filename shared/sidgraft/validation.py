@@ -81,9 +81,12 @@ def finished(checkpoint: str, epochs: int, patience: int) -> bool:
 
 
 def save_best(model: Any, directory: Path) -> None:
-    """Save the weights, so that a kill in between leaves the older ones."""
-    written = directory.with_name(directory.name + ".partial")
-    shutil.rmtree(written, ignore_errors=True)
+    """Save the weights whole or not at all."""
+    written, old = (directory.with_name(directory.name + suffix) for suffix in (".partial", ".old"))
+    for leftover in (written, old):
+        shutil.rmtree(leftover, ignore_errors=True)
     model.save_pretrained(written)
-    shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists():
+        directory.rename(old)
     written.rename(directory)
+    shutil.rmtree(old, ignore_errors=True)

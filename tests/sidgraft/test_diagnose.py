@@ -99,7 +99,8 @@ def world(tmp_path_factory) -> dict:
     _write_rows(root / "grounded", tokenizer, vocabulary, digest, {"rows": grounded_ND}, {"log": ground_log})
     models.put_rows(model, vocabulary, {"rows": torch.from_numpy(tuned_ND)})
     training = {"log": [{"step": 4, "epoch": 1, "loss": 2.0, "recall@5": 0.1}], "t_star": 4, "best_epoch": 1}
-    with artifacts.create(root / "model", "model/v1", stage="finetune", arguments={}) as draft:
+    with artifacts.create(root / "model", "model/v1", stage="finetune", arguments={"max_length": 512}) as draft:
+        models.BaseModel("tiny", "", "", False).save(draft.path)
         model.save_pretrained(draft.path)
         tokenizer.save_pretrained(draft.path)
         vocabulary.save(draft.path)

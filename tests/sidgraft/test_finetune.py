@@ -61,10 +61,11 @@ def test_the_best_epoch_is_kept_and_its_step_reported(trained):
     training = json.loads((Path(trained[0]) / "training.json").read_text())
     recalls = {row["step"]: row["recall@5"] for row in training["log"] if "recall@5" in row}
     best = max(recalls.values())
-    assert training["t_star"] == min(step for step, recall in recalls.items() if recall == best)
+    first = min(step for step, recall in recalls.items() if recall == best)
+    assert training["t_star"] == first - 1  # counted from 0, as in the papers
     assert training["best_recall@5"] == best
     steps_an_epoch = min(recalls)
-    assert training["best_epoch"] == training["t_star"] / steps_an_epoch
+    assert training["best_epoch"] == first / steps_an_epoch
 
 
 def test_patience_counts_epochs_and_ties_keep_the_earlier():
@@ -116,6 +117,31 @@ def test_a_run_killed_in_the_middle_of_an_epoch_goes_on_to_the_same_weights(shop
     assert not list(checkpoints.glob("*/checkpoint-*"))
     logs = [json.loads((Path(d) / "training.json").read_text())["log"] for d in (trained[0], out)]
     assert logs[0] == logs[1]
+
+
+def test_in_bfloat16_it_learns_as_much(shop, trained, tmp_path):
+    run(shop, tmp_path / "model", precision="bfloat16")
+    half = judge(shop, str(tmp_path / "model"), tmp_path, precision="bfloat16")
+    full = judge(shop, trained[0], tmp_path, precision="float32")
+    assert half["model_recall@10"] > 2 * half["popularity_recall@10"]
+    assert half["model_recall@10"] == pytest.approx(full["model_recall@10"], abs=0.15)
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_recomputing_activations_changes_no_result(shop, tmp_path, checkpointing):
+    once = {"epochs": 1, "patience": 1}
+    run(shop, tmp_path / "a", gradient_checkpointing=checkpointing, **once)
+    run(shop, tmp_path / "b", **once)
+    a, b = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [{"warmup": 2.0}, {"weight_decay": -1.0}, {"epochs": 0}, {"validation_beams": 3}])
+def test_settings_out_of_range_are_refused_by_name(shop, tmp_path, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        run(shop, tmp_path / "model", **wrong)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_recommendations_are_items_and_metrics_follow_from_them(shop, trained, tmp_path):

@@ -39,9 +39,12 @@ def test_no_corpus_passes_the_rows_through(shop, tmp_path):
 
 
 def test_rows_at_asked_epochs_are_kept_and_the_last_are_the_result(shop, tmp_path):
-    run(shop, tmp_path / "out", epochs=3, keep_epochs="1,3")
+    run(shop, tmp_path / "out", epochs=3, keep_epochs="0,1,3")
     kept = {p.name: load_file(p)["rows"] for p in (tmp_path / "out").glob("rows-epoch-*")}
-    assert sorted(kept) == ["rows-epoch-1.safetensors", "rows-epoch-3.safetensors"]
+    assert sorted(kept) == [f"rows-epoch-{epoch}.safetensors" for epoch in (0, 1, 3)]
+    assert torch.equal(
+        kept["rows-epoch-0.safetensors"], load_file(Path(shop["token_rows"]) / "rows.safetensors")["rows"]
+    )
     final = load_file(tmp_path / "out" / "rows.safetensors")["rows"]
     assert torch.equal(kept["rows-epoch-3.safetensors"], final)
     assert not torch.equal(kept["rows-epoch-1.safetensors"], final)
@@ -64,6 +67,19 @@ def test_a_corpus_that_does_not_exist_is_refused_with_a_suggestion(shop, tmp_pat
 def test_epochs_to_keep_that_are_no_numbers_are_refused(shop, tmp_path):
     with pytest.raises(ValueError, match="keep_epochs is '1,last', expected whole numbers"):
         run(shop, tmp_path / "out", keep_epochs="1,last")
+
+
+def test_epochs_to_keep_beyond_the_last_are_refused_and_a_broken_one_is_not_kept(shop, tmp_path):
+    with pytest.raises(ValueError, match="epochs from 0 to the 2 that are trained"):
+        run(shop, tmp_path / "out", epochs=2, keep_epochs="3")
+    run(shop, tmp_path / "out", epochs=1.5, keep_epochs="1")
+    assert [p.name for p in (tmp_path / "out").glob("rows-epoch-*")] == ["rows-epoch-1.safetensors"]
+
+
+def test_in_bfloat16_the_rows_stay_float32_and_learn(shop, tmp_path):
+    summary = run(shop, tmp_path / "out", epochs=2, precision="bfloat16")
+    assert load_file(tmp_path / "out" / "rows.safetensors")["rows"].dtype == torch.float32
+    assert summary["last_loss"] < summary["first_loss"]
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_nothing(shop, tmp_path):

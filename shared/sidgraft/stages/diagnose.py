@@ -27,7 +27,6 @@ INITIALIZATION, GROUNDING, FINE_TUNING = "initialization", "grounding", "fine-tu
 DEPTHS = (1, 3, 5)  # q of R2_q
 MOST_ROWS = 2048  # rows whose pairs are compared and drawn; of more, a sample
 MOST_HISTORIES = 32  # some hundred positions are plenty for a mean, and take seconds on two cores
-MAX_LENGTH = 1024
 SMALLEST_CENTRED = "s_i > s_1 * max(K, D) * eps(float32)"
 DEFINITIONS = {
     "rows": "input embedding rows; cosines and RSA on raw rows, everything else of one level on centred rows; the"
@@ -297,7 +296,7 @@ def _fine_tuned(
     """The new rows of the fine-tuned model, its text rows [M, D] and the popularity axis [D]."""
     model, tokenizer, _ = models.load_model(artifact, torch.float32)
     rows_VD, _ = models.base_rows(model, vocabulary)
-    prompts = NextItem(tokenizer, vocabulary, MAX_LENGTH)
+    prompts = NextItem(tokenizer, vocabulary, int(artifact.arguments["max_length"]))
     tokens_NS = vocabulary.item_tokens(codes_NL)
     chosen = _sample(len(histories), MOST_HISTORIES, rng)
     sequences = [prompts.sample(tokens_NS[histories[user]]).ids_S for user in chosen]

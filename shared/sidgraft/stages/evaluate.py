@@ -12,6 +12,7 @@ from sidgraft.beam import decode
 from sidgraft.embeddings import vectors_array
 from sidgraft.histories import training_counts
 from sidgraft.models import load_model
+from sidgraft.progress import say
 from sidgraft.prompts import NextItem
 from sidgraft.sequences import check_same_items, read_sequences
 from sidgraft.sids import codes_array
@@ -66,6 +67,7 @@ def evaluate(
     checks.one_of("score", score, ("exact", "restricted"))
     dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
     checks.positive(beams=beams, batch_tokens=batch_tokens)
+    checks.not_negative(users=users, bootstrap=bootstrap)
     cut_offs = _cut_offs(ks, beams)
     settings = {
         "split": split,
@@ -101,6 +103,7 @@ def evaluate(
     histories = [sequences.history(user, split) for user in chosen]
     target_U = np.asarray([sequences.target(user, split) for user in chosen])
     excluded = [np.unique(h) if exclude_history else h[:0] for h in histories]
+    width = beams + max(map(len, excluded))  # so that enough are left when the excluded are taken out
 
     language_model, tokenizer, vocabulary = load_model(inputs["model"], dtype)
     language_model.eval()
@@ -113,7 +116,7 @@ def evaluate(
         build_trie(codes_NL),
         vocabulary,
         [prompts.prompt(tokens_NS[history]) for history in histories],
-        beams=beams + max(map(len, excluded)),  # so that enough are left when the excluded are taken out
+        beams=width,
         score=score,
         batch_tokens=batch_tokens,
         targets=target_U,
@@ -133,7 +136,7 @@ def evaluate(
             found.kept_UL if name == "model" else None,
             member,
             cut_offs,
-            beams=beams,
+            beams=width,
             bootstrap=bootstrap,
             seed=seed,
         )
@@ -149,22 +152,27 @@ def evaluate(
     ) as draft:
         draft.write_table("recommendations.parquet", _recommendations(recommended, user_ids, target_U, item_ids))
         draft.metadata.update(users=len(chosen), variant=variant, seed=seed)
-    with artifacts.create(out_metrics, "metrics/v1", stage="evaluate", arguments=settings, inputs=inputs) as draft:
-        schema = artifacts.SCHEMAS["metrics/v1"]["metrics.parquet"]
-        columns = zip(*rows, strict=True)
-        draft.write_table(
-            "metrics.parquet", pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema)
-        )
-        draft.metadata.update(
-            summary | {"split": split, "beams": beams, "score": score, "variant": variant, "seed": seed}
-        )
+        draft.seal()  # before the metrics, so that a failure in either leaves neither
+        with artifacts.create(out_metrics, "metrics/v1", stage="evaluate", arguments=settings, inputs=inputs) as draft:
+            schema = artifacts.SCHEMAS["metrics/v1"]["metrics.parquet"]
+            columns = zip(*rows, strict=True)
+            draft.write_table(
+                "metrics.parquet", pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema)
+            )
+            draft.metadata.update(
+                summary | {"split": split, "beams": beams, "score": score, "variant": variant, "seed": seed}
+            )
     return summary
 
 
 def _cut_offs(ks: str, beams: int) -> list[int]:
-    usable = [k for k in checks.whole_numbers("ks", ks) if 0 < k <= beams]
+    wanted = checks.whole_numbers("ks", ks)
+    usable = [k for k in wanted if 0 < k <= beams]
     if not usable:
         raise ValueError(f"ks is {ks!r}, but there are {beams} beams: give a cut-off of at most that, or more beams.")
+    if usable != wanted:
+        left_out = ", ".join(str(k) for k in wanted if k not in usable)
+        say(f"evaluate: with {beams} beams the cut-offs {left_out} are left out; give more beams for them.")
     return usable
 
 

@@ -73,6 +73,9 @@ def finetune(
     """
     autocast = DTYPES[checks.one_of("precision", precision, DTYPES)]
     checks.positive(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size, patience=patience)
+    if not 0 <= warmup < 1:
+        raise ValueError(f"warmup is {warmup}, expected a share of the planned steps, from 0 to below 1.")
+    checks.not_negative(weight_decay=weight_decay, validation_users=validation_users)
     if validation_beams < 5:
         raise ValueError(
             f"validation_beams is {validation_beams}, expected at least 5: the best epoch has the best Recall@5."
@@ -105,9 +108,9 @@ def finetune(
             "no user has a validation target: give longer histories, or another split in `sidgraft prepare`."
         )
 
-    with (
-        artifacts.create(out, "model/v1", stage="finetune", arguments=settings, inputs=inputs) as draft,
+    with (  # the checkpoints go when the artifact stands
         working_directory(checkpoints, f"finetune-{artifacts.run_digest(settings, inputs)}", out) as work,
+        artifacts.create(out, "model/v1", stage="finetune", arguments=settings, inputs=inputs) as draft,
     ):
         model, tokenizer, vocabulary = load_grafted(inputs["token_rows"], DTYPES["float32"])
         supervise(model)
@@ -155,7 +158,9 @@ def finetune(
         shutil.copytree(work / "best", draft.path, dirs_exist_ok=True)
         tokenizer.save_pretrained(draft.path)
         vocabulary.save(draft.path)
-        figures = {"t_star": best["step"], "best_epoch": round(best["epoch"]), "best_recall@5": best["recall@5"]}
+        shutil.copy(inputs["token_rows"].path / "base_model.json", draft.path / "base_model.json")
+        # The papers count optimizer steps from 0: the end of the first of 1398-step epochs is step 1397.
+        figures = {"t_star": best["step"] - 1, "best_epoch": round(best["epoch"]), "best_recall@5": best["recall@5"]}
         write_training(draft.path, {"log": logged(trainer.state), **figures})
         draft.metadata.update(
             users=len(samples), tokens=tokens, steps=trainer.state.global_step, validation_users=len(users), **figures

@@ -76,8 +76,11 @@ def ground(
     """
     checks.one_of("corpus", corpus, CORPORA)
     dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
+    checks.not_negative(max_steps=max_steps)
     checks.positive(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size, max_length=max_length)
     kept = checks.whole_numbers("keep_epochs", keep_epochs)
+    if kept and not 0 <= kept[0] <= kept[-1] <= epochs:
+        raise ValueError(f"keep_epochs is {keep_epochs!r}, expected epochs from 0 to the {epochs:g} that are trained.")
     settings = {
         "corpus": corpus,
         "epochs": epochs,
@@ -96,9 +99,9 @@ def ground(
         "interactions": artifacts.load(interactions, "interactions/v1"),
     }
     rows_from = inputs["token_rows"]
-    with (
-        artifacts.create(out, "token_rows/v1", stage="ground", arguments=settings, inputs=inputs) as draft,
+    with (  # the checkpoints go when the artifact stands
         working_directory(checkpoints, f"ground-{artifacts.run_digest(settings, inputs)}", out) as work,
+        artifacts.create(out, "token_rows/v1", stage="ground", arguments=settings, inputs=inputs) as draft,
     ):
         shutil.copytree(rows_from.path / "tokenizer", draft.path / "tokenizer")
         for name in ("sid_vocabulary.json", "base_model.json"):
