@@ -287,7 +287,7 @@ def take_rows(model: Any, vocabulary: SidVocabulary) -> dict[str, torch.Tensor]:
 def load_model(model: Artifact, dtype: torch.dtype) -> tuple[Any, Any, SidVocabulary]:
     """The model of a model artifact, its tokenizer and SID vocabulary."""
     options = {"trust_remote_code": BaseModel.load(model.path).trust_remote_code}
-    loaded = AutoModelForCausalLM.from_pretrained(model.path, dtype=dtype, **options)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model.path, dtype=dtype, **options)
     tokenizer = AutoTokenizer.from_pretrained(model.path, **options)
     return loaded.to(device()), tokenizer, SidVocabulary.load(model.path)
 
