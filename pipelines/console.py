@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import get_terminal_size
@@ -14,6 +15,11 @@ SECONDS_BETWEEN_LINES = 15.0  # of progress, where the output is not a terminal
 
 # A line of sidgraft.progress.Progress: what, done/total, unit, share.
 PROGRESS = re.compile(r"^\S.*?  \d+/\d+ \S+  \d+%  .*$")
+
+# What a stage says that a person should see at once; the rest of it is in the log.
+NOTE = re.compile(
+    r"^(epoch \d|resuming from the checkpoint|embed: \S+ texts were longer|expand: scale=\S+ is left out)"
+)
 
 # The figures of a stage's summary that its line shows, where it has them.
 FIGURES = {
@@ -27,6 +33,9 @@ FIGURES = {
     "diagnose": ("effective_rank_fine_tuning", "rsa_pearson", "purity"),
     "report": ("variants", "failed"),
 }
+
+# Figures that are shown only where they are not zero.
+LOSSES = {"prepare": ("interactions_dropped",)}
 
 # The rows of the comparison after the variants' models.
 BASELINES = ("popularity", "neighbours")
@@ -72,6 +81,7 @@ def stage_line(who: str, text: str, seconds: float | None = None) -> str:
 def key_figures(stage: str, summary: dict[str, Any]) -> str:
     """Return the figures of a summary that say most about the stage."""
     names = [name for name in FIGURES.get(stage, ()) if name in summary]
+    names += [name for name in LOSSES.get(stage, ()) if summary.get(name)]
     return ", ".join(f"{name.replace('_', ' ')} {_figure(summary[name])}" for name in names) or "done"
 
 
@@ -82,9 +92,10 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def comparison(metrics: Path) -> list[str]:
+def comparison(metrics: Path, order: Sequence[str] = ()) -> list[str]:
     """Return the table of a run as lines: each variant's model beside the baselines, means over seeds.
 
+    The models come in the given ``order`` of variants, then the known baselines, then other recommenders.
     Recall and NDCG over all users and the recall of cold, head and tail targets, at the largest k up to 10.
     """
     rows = pq.read_table(metrics).to_pylist()
@@ -102,7 +113,7 @@ def comparison(metrics: Path) -> list[str]:
     head = [f"Recall@{k}", f"NDCG@{k}", "cold", "head", "tail"]
     alone = len({variant for variant, recommender in values if recommender == "model"}) == 1
     lines = [" " * width + "".join(f"{name:>11}" for name in head)]
-    for (variant, recommender), cells in sorted(values.items(), key=_rank):
+    for (variant, recommender), cells in sorted(values.items(), key=lambda entry: _rank(entry[0], order)):
         name = recommender if alone or not variant else variant
         shown = [cells.get(column) for column in columns]
         lines.append(f"{name:<{width}}" + "".join(f"{_mean(v):>11}" for v in shown))
@@ -115,12 +126,11 @@ def _name(row: dict[str, Any]) -> tuple[str, str]:
     return (row["variant"], "model") if row["recommender"] == "model" else ("", row["recommender"])
 
 
-def _rank(entry: tuple[tuple[str, str], Any]) -> int:
-    """Models first, in the order of the study, then the known baselines, then others."""
-    (variant, recommender), _ = entry
-    if variant:
-        return -1
-    return BASELINES.index(recommender) if recommender in BASELINES else len(BASELINES)
+def _rank(name: tuple[str, str], order: Sequence[str]) -> tuple[bool, int]:
+    """Models before recommenders that belong to no variant; both in their order, unknown ones after."""
+    variant, recommender = name
+    place, places = (variant, order) if variant else (recommender, BASELINES)
+    return not variant, places.index(place) if place in places else len(places)
 
 
 def _mean(values: list[float] | None) -> str:

@@ -24,9 +24,9 @@ from typing import Any
 
 from pipelines.build import ROOT as CHECKOUT
 from pipelines.build import for_local_run
-from pipelines.console import PROGRESS, Console, clock, comparison, key_figures, stage_line
+from pipelines.console import NOTE, PROGRESS, Console, clock, comparison, key_figures, stage_line
 from pipelines.fingerprints import image_tags
-from pipelines.settings import Settings, SettingsError
+from pipelines.settings import Settings, SettingsError, pipeline_inputs_of
 from sidgraft.artifacts import MANIFEST
 from sidgraft.catalog import source_digest
 from sidgraft.tables import file_digest
@@ -51,7 +51,7 @@ def run_locally(settings: Settings, root: Path, console: Console) -> int:
     """
     root = root.resolve()
     (root / "logs").mkdir(parents=True, exist_ok=True)
-    labels = _variant_labels(settings)
+    plan = _plan(settings)
     with (root / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,7 +65,7 @@ def run_locally(settings: Settings, root: Path, console: Console) -> int:
         (root / "parameters.json").write_text(json.dumps(parameters, indent=1) + "\n", encoding="utf-8")
         log = root / "logs" / f"run-{datetime.now():%Y%m%d-%H%M%S}.log"
         console.line(f"{settings.preset}: pipeline {settings.pipeline}, results under {shown(root)}")
-        return _run(root, log, labels, lock.fileno(), console)
+        return _run(root, log, plan, lock.fileno(), console)
 
 
 def complete(settings: Settings, root: Path, tags: dict[str, str]) -> dict[str, Any]:
@@ -97,14 +97,18 @@ def shown(path: Path) -> str:
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _variant_labels(settings: Settings) -> list[str]:
+def _plan(settings: Settings) -> list[dict[str, Any]]:
+    """Return the variants and seeds of a study, in their order; none for another pipeline."""
     if settings.pipeline != "study":
         return []
-    given = settings.parameters
+    given = {name: p.default for name, p in pipeline_inputs_of("study").items()} | settings.parameters
     try:
-        plan = plan_variants(given.get("variants", ["gaussian", "centroid"]), given.get("seeds", [0]))
+        return plan_variants(given["variants"], given["seeds"])
     except ValueError as error:
         raise SettingsError(str(error)) from error
+
+
+def _labels(plan: list[dict[str, Any]]) -> list[str]:
     if len({entry["seed"] for entry in plan}) == 1:
         return [entry["variant"] for entry in plan]
     return [entry["label"] for entry in plan]
@@ -133,7 +137,7 @@ class Progress:
         return self.running
 
 
-def _run(root: Path, log: Path, labels: list[str], lock: int, console: Console) -> int:
+def _run(root: Path, log: Path, plan: list[dict[str, Any]], lock: int, console: Console) -> int:
     worker = subprocess.Popen(
         [sys.executable, "-m", "pipelines.worker", str(root)],
         cwd=CHECKOUT,
@@ -146,7 +150,7 @@ def _run(root: Path, log: Path, labels: list[str], lock: int, console: Console) 
         pass_fds=(lock,),  # the lock lives as long as either process
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
-    progress = Progress(labels)
+    progress = Progress(_labels(plan))
     try:
         with log.open("w", encoding="utf-8") as file:
             _follow(worker, file, progress, console)
@@ -158,11 +162,12 @@ def _run(root: Path, log: Path, labels: list[str], lock: int, console: Console) 
     except BaseException:
         _end(worker)
         raise
-    return _conclude(worker.wait(), root, log, progress, console)
+    variants = [entry["variant"] for entry in plan]
+    return _conclude(worker.wait(), root, log, variants, progress, console)
 
 
 def _follow(worker: subprocess.Popen, log: Any, progress: Progress, console: Console) -> None:
-    """Copy the worker's output to the log until it ends, and show events and progress."""
+    """Copy the worker's output to the log until it ends, and show events, notes and progress."""
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_pump, args=(worker.stdout, lines), daemon=True).start()
     latest = "…"
@@ -192,6 +197,8 @@ def _follow(worker: subprocess.Popen, log: Any, progress: Progress, console: Con
         elif PROGRESS.match(text):
             latest = text
             console.progress(stage_line(progress.running, latest, time.monotonic() - progress.since))
+        elif NOTE.match(text):
+            console.line(stage_line(progress.running, text))
         elif ERROR.match(text) and not KFP_ERROR.search(text):
             progress.last_error = text
 
@@ -231,7 +238,7 @@ def _end(worker: subprocess.Popen) -> None:
             continue
 
 
-def _conclude(code: int, root: Path, log: Path, progress: Progress, console: Console) -> int:
+def _conclude(code: int, root: Path, log: Path, variants: list[str], progress: Progress, console: Console) -> int:
     if code != 0 or progress.report is None:
         who, error = progress.fatal or _unexplained(progress, code)
         console.line(f"The stage {who} failed: {error}" if who else f"The run failed: {error}")
@@ -239,7 +246,7 @@ def _conclude(code: int, root: Path, log: Path, progress: Progress, console: Con
         return FAILED
     report = _publish(progress.report, root / "report")
     console.line()
-    for line in comparison(report / "metrics.parquet"):
+    for line in comparison(report / "metrics.parquet", variants):
         console.line(line)
     verdict = json.loads((report / MANIFEST).read_text(encoding="utf-8"))["metadata"].get("verdict")
     if verdict:

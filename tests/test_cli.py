@@ -78,6 +78,18 @@ def test_an_error_of_a_stage_is_its_message_alone(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_stopped_stage_says_what_is_left(monkeypatch, capsys):
+    """Checkpoints may be there, so it must not say that nothing is."""
+    import sidgraft.stages.embed
+
+    def stop(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sidgraft.stages.embed, "embed", stop)
+    assert cli.main(["embed", "--catalog", "c", "--out", "o"]) == 130
+    assert capsys.readouterr().err == "\nsidgraft embed: stopped; no artifact was written.\n"
+
+
 def test_the_summary_is_printed(monkeypatch, capsys, tmp_path):
     import sidgraft.stages.embed
 

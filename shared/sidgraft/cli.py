@@ -152,7 +152,7 @@ def _run(name: str, arguments: dict[str, Any]) -> int:
         print(f"sidgraft {name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"\nsidgraft {name}: stopped; nothing was written.", file=sys.stderr)
+        print(f"\nsidgraft {name}: stopped; no artifact was written.", file=sys.stderr)
         return 130
     for key, value in summary.items():
         print(f"{key}: {value}")

@@ -193,9 +193,16 @@ def _tiny_model(tokenizer: Any) -> LlamaForCausalLM:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over the names, types and bytes of all weights, so that rows never meet another base model."""
+    """SHA-256 over the names, types and bytes of all weights, so that rows never meet another base model.
+
+    Weights that are tied count once, under their first name.
+    """
     digest = hashlib.sha256()
+    seen: set[int] = set()
     for name, tensor in sorted(model.state_dict().items()):
+        if tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

@@ -90,6 +90,7 @@ def render(
         "explained": next((e for v in diagnosed if (e := v.geometry.get("explained_variance"))), {}),
         "settings": provenance.settings(variants, shared),
         "versions": provenance.versions(),
+        "made_with": provenance.made_with(variants, shared),
         "digests": provenance.digests(variants, shared),
     }
     return environment().get_template("report.html").render(shown), verdict
@@ -98,7 +99,7 @@ def render(
 def environment() -> jinja2.Environment:
     """The template environment: everything is escaped, an unknown name is an error."""
     env = jinja2.Environment(
-        loader=jinja2.PackageLoader("sidgraft"),
+        loader=jinja2.PackageLoader("sidgraft", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

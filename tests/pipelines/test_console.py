@@ -1,14 +1,18 @@
 """The console: the comparison at the end, and that it knows a progress line when it sees one."""
 
 import io
+import json
 import re
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.console import PROGRESS, Console, clock, comparison
-from sidgraft import artifacts, progress
+from pipelines import local
+from pipelines.console import NOTE, PROGRESS, Console, clock, comparison, key_figures
+from sidgraft import artifacts, progress, tasks
 
 
 def row(recommender, metric, value, *, variant="centroid", seed=0, slice="all", k=10):
@@ -25,10 +29,10 @@ def row(recommender, metric, value, *, variant="centroid", seed=0, slice="all", 
     }
 
 
-def written(tmp_path, rows):
+def written(tmp_path, rows, order=()):
     schema = artifacts.SCHEMAS["metrics/v1"]["metrics.parquet"]
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), tmp_path / "metrics.parquet")
-    return comparison(tmp_path / "metrics.parquet")
+    return comparison(tmp_path / "metrics.parquet", order)
 
 
 def test_one_variant_stands_beside_the_baselines(tmp_path):
@@ -64,6 +68,62 @@ def test_variants_have_names_and_seeds_are_averaged(tmp_path):
         ["gaussian+gti", "0.7500"],
         ["popularity", "0.1250"],
     ]
+
+
+@pytest.mark.parametrize("order", [["mean", "gaussian", "centroid"], ["gaussian", "centroid", "mean"], []])
+def test_models_come_in_the_order_of_the_study_then_the_baselines(tmp_path, order):
+    stored = ["centroid", "gaussian", "mean"]  # the metrics hold them in an order of their own
+    rows = [row(r, "recall", 0.5, variant=v) for v in stored for r in ("other", "neighbours", "popularity", "model")]
+    lines = written(tmp_path, rows, order)
+    assert [line.split()[0] for line in lines[1:-1]] == [*(order or stored), "popularity", "neighbours", "other"]
+
+
+def test_lost_interactions_are_shown_where_there_are_any():
+    summary = {"users": 10, "items": 5, "interactions": 60, "interactions_dropped": 0}
+    assert key_figures("prepare", summary) == "users 10, items 5, interactions 60"
+    dropped = key_figures("prepare", summary | {"interactions_dropped": 1234})
+    assert dropped == "users 10, items 5, interactions 60, interactions dropped 1,234"
+
+
+def shown(lines, progress):
+    """What the console shows of these lines of a worker, and what its log holds."""
+    stream, log = io.StringIO(), io.StringIO()
+    worker = SimpleNamespace(stdout=[f"{line}\n" for line in lines])
+    local._follow(worker, log, progress, Console(stream))
+    return stream.getvalue().splitlines(), log.getvalue().splitlines()
+
+
+def test_notes_of_a_stage_reach_the_console_and_the_rest_the_log_alone():
+    done = tasks.EVENT + json.dumps({"event": "done", "stage": "finetune", "seconds": 1, "summary": {"t_star": 7}})
+    epoch = "epoch 1, step 7: validation Recall@5 0.0500, Recall@10 0.1000"
+    lines = ["fine-tuning on 700 users, 120 tokens each, on average", epoch, "a word of a package", done]
+    on_console, in_log = shown(lines, local.Progress([], running="finetune"))
+    assert [line.split() for line in on_console] == [
+        ["finetune", *epoch.split()],
+        ["0:00", "finetune", "t", "star", "7"],
+    ]
+    assert in_log == lines
+
+
+def test_what_the_library_says_of_note_is_recognized(tmp_path, capsys, monkeypatch):
+    from sidgraft import training, validation
+    from sidgraft.stages import embed, expand
+
+    found = SimpleNamespace(items_UG=np.array([[1, 2]]))
+    monkeypatch.setattr(validation, "decode", lambda *_, **__: found)
+    monkeypatch.setattr(validation, "save_best", lambda *_: None)
+    settings = {"beams": 10, "patience": 1, "autocast": None, "best": tmp_path}
+    validate = validation.ValidateEachEpoch(None, None, [], [2], **settings)
+    state = SimpleNamespace(global_step=7, epoch=1.0, log_history=[])
+    model = SimpleNamespace(eval=lambda: None, train=lambda: None)
+    validate.on_epoch_end(None, state, SimpleNamespace(), model=model)
+    embed._tell({"items": 1200, "width": 384, "encoder": "e", "texts_truncated": 1200, "max_tokens": 256})
+    expand._checked_scale("mean", "match")
+    (tmp_path / "checkpoint-5").mkdir()
+    (tmp_path / "checkpoint-5" / "trainer_state.json").touch()
+    training.last_checkpoint(tmp_path)
+    noted = [line.split()[0] for line in capsys.readouterr().err.splitlines() if NOTE.match(line)]
+    assert noted == ["epoch", "embed:", "expand:", "resuming"]
 
 
 def test_progress_lines_of_the_library_are_recognized(capsys, monkeypatch):

@@ -1,10 +1,13 @@
 """Fingerprints: a change of code, package or file changes the tags of the stages it reaches, and no others."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
+import sidgraft
 from pipelines import fingerprints
+from sidgraft.signatures import STAGES
 
 LIBRARY = {
     "__init__.py": "",
@@ -52,6 +55,28 @@ def test_a_change_reaches_the_stages_that_import_it(library, changed, reached):
         file.write("\n# changed")
     after = digests()
     assert {name for name in before if before[name] != after[name]} == reached
+
+
+SHIPPED = Path(sidgraft.__file__).parent
+DATA = [f for f in sorted(SHIPPED.rglob("*")) if f.is_file() and f.suffix not in (".py", ".pyc")]
+
+
+@pytest.mark.parametrize("name", [str(file.relative_to(SHIPPED)) for file in DATA])
+def test_a_data_file_of_the_library_reaches_the_stage_that_reads_it(tmp_path, monkeypatch, name):
+    """All data files are templates of the report; a file of another folder needs its own line here."""
+    copy = tmp_path / "sidgraft"
+    shutil.copytree(SHIPPED, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(fingerprints, "LIBRARY", copy)
+    before = fingerprints.image_tags({})
+    with (copy / name).open("a") as file:
+        file.write("\n")
+    after = fingerprints.image_tags({})
+    assert {stage for stage in before if before[stage] != after[stage]} == {"report"}
+
+
+def test_the_report_has_templates_and_every_stage_a_tag():
+    assert {file.parent.name for file in DATA} == {"templates"}
+    assert set(fingerprints.image_tags({})) == {*STAGES, "variants"}
 
 
 def test_another_version_of_a_package_reaches_the_stages_that_import_it(library, monkeypatch):

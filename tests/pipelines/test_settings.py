@@ -1,8 +1,16 @@
 """Presets and --set: what is right is read in the input's type, what is wrong is told with the right key."""
 
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 
-from pipelines.settings import SettingsError, preset_names, read_settings
+from pipelines.__main__ import _parser
+from pipelines.settings import PRESETS, SettingsError, preset_names, read_settings
+from sidgraft.signatures import signature
+
+CHECKOUT = Path(__file__).parents[2]
 
 GIVEN = ["catalog=a.jsonl", "interactions=b.jsonl"]
 
@@ -14,12 +22,86 @@ def test_presets_are_valid(name):
 
 
 def test_the_presets_are_there():
-    assert {"smoke", "quickstart", "quickstart-long", "study-quickstart", "beauty"} <= set(preset_names())
+    expected = {"smoke", "quickstart", "quickstart-long", "study-quickstart", "own", "beauty"}
+    assert expected <= set(preset_names())
 
 
-def test_beauty_asks_for_its_files():
+def documented(file):
+    """Return the arguments of each `python -m pipelines run` command that a file shows."""
+    text = re.sub(r"\\\n#?", " ", file.read_text(encoding="utf-8"))  # a command that goes on in the next line
+    commands = re.findall(r"python -m pipelines (run --[^\n`|;\"]*)", text)
+    return [shlex.split(command) for command in commands if not re.search(r"NAME|\.\.\.", command)]
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_the_commands_of_a_presets_header_are_whole_and_valid(name):
+    commands = documented(PRESETS / f"{name}.yaml")
+    assert commands
+    for command in commands:
+        arguments = _parser().parse_args(command)
+        assert arguments.preset == name
+        read_settings(arguments.preset, arguments.assignments)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_set_in_a_presets_header_is_valid(name):
+    """Also those in prose, outside of a whole command."""
+    for assignment in re.findall(r"--set (\w+=[^\s.]+)", (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")):
+        read_settings(name, [*GIVEN, assignment])
+
+
+SHOWN = [CHECKOUT / "Makefile", *CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md")]
+SHOWN += [
+    f for d in ("components", "pipelines", "shared") for f in (CHECKOUT / d).rglob("*") if f.suffix in (".md", ".py")
+]
+PLACES = sorted(str(file.relative_to(CHECKOUT)) for file in SHOWN if documented(file))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_commands_elsewhere_are_valid(place):
+    for command in documented(CHECKOUT / place):
+        arguments = _parser().parse_args(command)
+        read_settings(arguments.preset, arguments.assignments)
+
+
+def test_commands_are_found_where_people_look():
+    assert {"README.md", "Makefile", "pipelines/study.py", "shared/sidgraft/cli.py"} <= set(PLACES)
+
+
+def differing(first, second):
+    a, b = (read_settings(name, []).parameters for name in (first, second))
+    return {key for key in {*a, *b} if a.get(key) != b.get(key)}
+
+
+def test_the_long_quickstart_is_the_quickstart_with_more_training():
+    assert differing("quickstart", "quickstart-long") == {"finetune_epochs", "finetune_patience", "report_title"}
+
+
+def test_the_study_of_the_quickstart_has_its_data_model_and_training():
+    loop = {"variant", "variants", "seeds", "expand_initialization", "ground_corpus"}
+    assert differing("quickstart", "study-quickstart") <= loop | {"ground_epochs", "report_title"}
+
+
+def test_own_cuts_nothing_from_the_users_files_and_needs_no_download():
+    given = read_settings("own", GIVEN).parameters
+    prepare = {f"prepare_{p.name}": p.default for p in signature("prepare").parameters if not p.required}
+    assert not [key for key in prepare if key in given]
+    assert prepare["prepare_max_users"] == prepare["prepare_max_items"] == 0  # 0: all
+    assert given["embed_encoder"].startswith("wheel:")
+    assert given["expand_base_model"].startswith("wheel:")
+
+
+def test_beauty_states_the_published_grounding():
+    """The values of GTI on public data, whatever the defaults of the stage are."""
+    given = read_settings("beauty", GIVEN).parameters
+    stated = {key: given.get(key) for key in ("ground_learning_rate", "ground_batch_size", "ground_epochs")}
+    assert stated == {"ground_learning_rate": 1e-3, "ground_batch_size": 16, "ground_epochs": 10.0}
+
+
+@pytest.mark.parametrize("name", ["beauty", "own"])
+def test_presets_for_users_files_ask_for_them(name):
     with pytest.raises(SettingsError) as error:
-        read_settings("beauty", [])
+        read_settings(name, [])
     assert "--set catalog=" in str(error.value)
     assert "--set interactions=" in str(error.value)
 

@@ -219,12 +219,21 @@ def test_inputs_that_do_not_belong_together_are_refused(tmp_path, data):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("initialization", [name for name in INITIALIZATIONS if not name.startswith("centroid")])
+def test_scale_is_left_out_where_there_are_no_centroids(tmp_path, data, initialization, capsys):
+    """A study sets one scale for all of its starts."""
+    summary, artifact = run(data, tmp_path / "rows", initialization=initialization, scale="match")
+    assert "scale=match is left out" in capsys.readouterr().err
+    assert summary["scale"] == artifact.arguments["scale"] == "none"
+    _, published = run(data, tmp_path / "published", initialization=initialization)
+    assert artifact.digest == published.digest
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
         ({"initialization": "centroids"}, "Did you mean centroid"),
         ({"scale": "matched"}, "Did you mean match"),
-        ({"initialization": "mean", "scale": "match"}, "only centroid and centroid-shuffled rows are scaled"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path, data, options, match):

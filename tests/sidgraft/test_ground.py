@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sidgraft import artifacts
+from sidgraft import artifacts, training
 from sidgraft.models import BaseModel, load_grafted
 from sidgraft.stages.ground import ground
 
@@ -86,6 +86,28 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_nothing(shop, tmp_
     with pytest.raises(ValueError, match=r"the loss became .* at step"):
         run(shop, tmp_path / "out", learning_rate=1e30, epochs=5)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_broke_off_goes_on_from_its_checkpoint_to_the_same_rows(shop, tmp_path, monkeypatch):
+    run(shop, tmp_path / "whole", epochs=3)
+    kept = training.ShowProgress.on_log
+
+    def break_off(self, args, state, control, **others):
+        if state.global_step == 14:  # in the middle of the second epoch of nine steps
+            raise KeyboardInterrupt
+        kept(self, args, state, control, **others)
+
+    monkeypatch.setattr(training, "MINUTES_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr(training.ShowProgress, "on_log", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        run(shop, tmp_path / "out", epochs=3, checkpoints=str(tmp_path / "checkpoints"))
+    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "checkpoints").glob("*/checkpoint-13"))
+    monkeypatch.setattr(training.ShowProgress, "on_log", kept)
+    run(shop, tmp_path / "out", epochs=3, checkpoints=str(tmp_path / "checkpoints"))
+    rows = [load_file(tmp_path / name / "rows.safetensors")["rows"] for name in ("whole", "out")]
+    assert torch.equal(*rows)
+    assert not list((tmp_path / "checkpoints").glob("*/*"))
 
 
 def test_another_base_model_is_refused_by_its_digest(shop, tmp_path, monkeypatch):

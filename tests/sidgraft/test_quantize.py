@@ -1,5 +1,9 @@
 """The stage quantize: unique and reproducible Semantic IDs, an artifact that encodes new items, clear errors."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -86,12 +90,25 @@ def test_reduced_vectors_encode_from_the_artifact(tmp_path, items, reduction):
     assert np.array_equal(quantizer.encode(vectors.astype(np.float16)), codes[:, :2])
 
 
+def test_truncation_to_more_dimensions_than_there_are_keeps_all(tmp_path, items):
+    """The first min(d, D) dimensions: one dim serves encoders of any width."""
+    write_embeddings(tmp_path / "e", *items)
+    quantize(str(tmp_path / "e"), str(tmp_path / "whole"), **SMALL)
+    summary = quantize(str(tmp_path / "e"), str(tmp_path / "s"), dim=2048, reduction="truncate", **SMALL)
+    assert summary["dim"] == 16
+    artifact, _, codes = read(tmp_path / "s")
+    assert np.array_equal(codes, read(tmp_path / "whole")[2])
+    assert quantizers.load(artifact).dim == 16
+    assert artifact.read_json("quantizer.json")["reduction"] == "none"
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         ({"fit": "loyd"}, "Did you mean lloyd"),
         ({"levels": 0}, "levels=0"),
-        ({"dim": 17}, "dim=17, expected 0 .* 16"),
+        ({"dim": -1}, "dim=-1, expected 0"),
+        ({"dim": 17, "reduction": "pca"}, "dim=17, expected 0 .* 16"),
         ({"codebook_size": 501}, "distinct vectors for 501 codes"),
         ({"dedup_size": 2}, "raise dedup_size, codebook_size or levels"),
         ({"max_collision_rate": 0.01}, "max_collision_rate"),
@@ -115,3 +132,14 @@ def test_vectors_that_are_not_finite_and_repeated_items_are_refused(tmp_path, it
     write_embeddings(tmp_path / "f", [ids[0], *ids[:-1]], vectors)
     with pytest.raises(ValueError, match="repeats 1 item_ids"):
         quantize(str(tmp_path / "f"), str(tmp_path / "s"), **SMALL)
+
+
+@pytest.mark.parametrize("fit", ["minibatch", "lloyd"])
+def test_ids_are_the_same_in_other_processes_with_other_threads_and_hash_seeds(tmp_path, items, fit):
+    write_embeddings(tmp_path / "e", *items)
+    settings = SMALL | {"fit": fit}
+    program = f"import sys; from sidgraft.stages.quantize import quantize; quantize('e', sys.argv[1], **{settings!r})"
+    for name, threads in (("one", "1"), ("two", "2")):
+        environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
+        subprocess.run([sys.executable, "-c", program, name], cwd=tmp_path, env=environment, check=True)
+    assert read(tmp_path / "one")[0].digest == read(tmp_path / "two")[0].digest

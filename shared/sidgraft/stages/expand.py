@@ -14,6 +14,7 @@ from sidgraft import artifacts, initializers, models, quantizers
 from sidgraft.artifacts import Artifact
 from sidgraft.checks import one_of
 from sidgraft.plain_text import plain_text_encoder
+from sidgraft.progress import say
 from sidgraft.sids import codes_array
 
 CENTROIDS = ("centroid", "centroid-shuffled")
@@ -45,11 +46,12 @@ def expand(
         base_revision: Revision of a hub model; empty takes its newest.
         initialization: mean, random, gaussian, centroid, centroid-shuffled or description.
         scale: Length of centroid rows: none (as published) or match (their mean centred norm becomes that of
-            the base vocabulary).
+            the base vocabulary). Starts without centroids have no such length: none is used and recorded.
         seed: Seed of random, gaussian and centroid-shuffled, and of the lift where the centroids are narrower
             than the model.
         trust_remote_code: Let the model's repository run its own code. Off unless you trust it.
     """
+    scale = _checked_scale(initialization, scale)
     arguments = {
         "base_model": base_model,
         "base_revision": base_revision,
@@ -58,7 +60,6 @@ def expand(
         "seed": seed,
         "trust_remote_code": trust_remote_code,
     }
-    _check_arguments(initialization, scale)
     sids = artifacts.load(semantic_ids, "semantic_ids/v1")
     items = artifacts.load(catalog, "catalog/v1")
     embeddings = artifacts.load(item_embeddings, "item_embeddings/v1")
@@ -132,17 +133,19 @@ def expand(
         vocabulary.save(draft.path)
         base.save(draft.path)
         draft.metadata.update(summary)
+        revision = base_revision or getattr(model.config, "_commit_hash", None) or ""  # the newest has a name, too
+        draft.facts.update(base_model=base_model, base_revision=revision, base_weights_digest=base.digest)
     return summary
 
 
-def _check_arguments(initialization: str, scale: str) -> None:
+def _checked_scale(initialization: str, scale: str) -> str:
+    """Check both settings; return the scale that is used. A study sets one for all its starts."""
     one_of("initialization", initialization, INITIALIZATIONS)
     one_of("scale", scale, ("none", "match"))
     if scale != "none" and initialization not in CENTROIDS:
-        raise ValueError(
-            f"scale={scale} with initialization={initialization}: only {' and '.join(CENTROIDS)} rows are scaled."
-            " Use scale=none."
-        )
+        say(f"expand: scale={scale} is left out: only {' and '.join(CENTROIDS)} rows are scaled, not {initialization}.")
+        return "none"
+    return scale
 
 
 def _texts(catalog: Artifact, item_ids: pa.ChunkedArray) -> pa.ChunkedArray:

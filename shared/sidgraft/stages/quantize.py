@@ -42,9 +42,10 @@ def quantize(
         steps: Steps of mini-batch k-means per level.
         batch_size: Vectors in one of these steps.
         max_iterations: Upper limit on Lloyd iterations per level.
-        dim: Reduce the vectors to this many dimensions first, so that centroids fit the language model's
-            width; 0 keeps them as they are.
-        reduction: truncate (the first dimensions: for Matryoshka encoders) or pca (for all others).
+        dim: Reduce the vectors to at most this many dimensions first, so that centroids fit the language
+            model's width; 0 keeps them as they are.
+        reduction: truncate (the first dimensions, all where there are fewer: for Matryoshka encoders) or pca
+            (for all others).
         max_collision_rate: Fail when a larger share of items shares its L codes with another item.
         min_utilisation: Fail when a level uses a smaller share of its codes.
         seed: Seed of the k-means start and of the mini-batches.
@@ -68,9 +69,9 @@ def quantize(
     vectors_ND = _vectors(table)
     if not np.array_equal(order_N, np.arange(len(order_N))):
         vectors_ND = vectors_ND[order_N]
-    _check(item_ids, vectors_ND, dim)
+    _check(item_ids, vectors_ND, dim, reduction)
 
-    width = dim or vectors_ND.shape[1]
+    width = min(dim or vectors_ND.shape[1], vectors_ND.shape[1])
     mean_D, components_Dd = quantizers.fit_pca(vectors_ND, dim) if dim and reduction == "pca" else (None, None)
     reduced_Nd = quantizers.reduce(vectors_ND, width, mean_D, components_Dd)
     settings = {"fit": fit, "steps": steps, "batch_size": batch_size, "max_iterations": max_iterations, "seed": seed}
@@ -105,8 +106,8 @@ def _vectors(table: pa.Table) -> np.ndarray:
     return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
 
 
-def _check(item_ids: pa.Array, vectors_ND: np.ndarray, dim: int) -> None:
-    """Raise ValueError for repeated ids, vectors that are not finite, and more dimensions than there are."""
+def _check(item_ids: pa.Array, vectors_ND: np.ndarray, dim: int, reduction: str) -> None:
+    """Raise ValueError for repeated ids, vectors that are not finite, and more components than there are dimensions."""
     if len(item_ids) == 0:
         raise ValueError("item_embeddings has no items: run `sidgraft embed` on a catalog that has some.")
     repeated = len(item_ids) - pc.count_distinct(item_ids).as_py()
@@ -118,8 +119,13 @@ def _check(item_ids: pa.Array, vectors_ND: np.ndarray, dim: int) -> None:
             f"{len(bad)} embeddings hold NaN or infinity, such as that of item {item_ids[int(bad[0])].as_py()!r}:"
             " embed these items again."
         )
-    if dim < 0 or dim > vectors_ND.shape[1]:
-        raise ValueError(f"dim={dim}, expected 0 (keep all) up to {vectors_ND.shape[1]}, the width of the embeddings.")
+    if dim < 0:
+        raise ValueError(f"dim={dim}, expected 0 (keep all) or more.")
+    if reduction == "pca" and dim > vectors_ND.shape[1]:
+        raise ValueError(
+            f"dim={dim}, expected 0 (keep all) up to {vectors_ND.shape[1]}, the width of the embeddings, with"
+            " reduction=pca."
+        )
 
 
 def _table(item_ids: pa.ChunkedArray, codes: np.ndarray) -> pa.Table:
