@@ -70,11 +70,11 @@ def build(
     if ids is None or table.num_rows == 0:
         return None, {}
     counts = {"texts_cut": 0, "prices_unreadable": 0}
-    fields = _fields(table, roles, counts)
+    found = len(problems)
+    fields = _fields(table, roles, counts, problems)
     text = _text(table, parts, roles, fields)
     counts["texts_cut"] += tables.count_long(text)
     text = tables.clean(text)
-    found = len(problems)
     _check_ids(ids, problems)
     _check_text(ids, text, parts, problems)
     if len(problems) > found:
@@ -83,7 +83,7 @@ def build(
     return built.take(pc.sort_indices(ids)).combine_chunks(), counts
 
 
-def _fields(table: pa.Table, roles: dict[str, str], counts: dict[str, int]) -> dict[str, Any]:
+def _fields(table: pa.Table, roles: dict[str, str], counts: dict[str, int], problems: list[str]) -> dict[str, Any]:
     """The catalog's own columns after item_id and text; null where the user's file has no such column."""
     n = table.num_rows
     fields: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def _fields(table: pa.Table, roles: dict[str, str], counts: dict[str, int]) -> d
         if roles[role] not in table.column_names:
             fields[field] = pa.nulls(n, kind)
         elif field == "category":
-            fields[field] = _paths(table[roles[role]])
+            fields[field] = _paths(table[roles[role]], roles[role], problems)
         elif field == "price":
             fields[field] = _prices(table[roles[role]], counts)
         else:
@@ -119,7 +119,7 @@ def _text(table: pa.Table, parts: list[str], roles: dict[str, str], fields: dict
         if name in made:
             column = made[name]
         elif pa.types.is_integer(table[name].type) or pa.types.is_floating(table[name].type):
-            column = _numbered(name, table[name])
+            column = _numbered(name, tables.plain(table[name]))
         else:
             column = tables.as_text(table[name])
         columns.append(column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column]))
@@ -160,26 +160,37 @@ def _check_text(ids: pa.ChunkedArray, text: pa.ChunkedArray, parts: list[str], p
         )
 
 
-def _paths(column: pa.ChunkedArray) -> pa.Array:
-    """Category paths, clean, without empty levels; null where nothing is left. Of several paths the first."""
-    array = column.combine_chunks()
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
+def _paths(column: pa.ChunkedArray, name: str, problems: list[str]) -> pa.Array:
+    """Category paths, clean, without empty levels; null where nothing is left. Of several paths the first.
+
+    All null, and a problem, where the column holds neither text, numbers, lists of them nor lists of such lists.
+    """
+    try:
+        return _paths_of(tables.plain(column).combine_chunks())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # what has no text: structs, maps, bytes, deeper lists
+        problems.append(
+            f"catalog: column {name!r} is {column.type}, expected category paths: lists of names, lists of such lists"
+            f' (the first is taken), or text such as "A{PATH_SEPARATOR}B".'
+        )
+        return pa.nulls(len(column), STRINGS)
+
+
+def _paths_of(array: pa.Array) -> pa.Array:
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), STRINGS)
-    if not _is_list(array.type):
+    if not tables.is_list(array.type):
         text = array.cast(pa.string())
         arrows = pc.any(pc.match_substring(text, PATH_SEPARATOR)).as_py()
         array = pc.split_pattern(text, PATH_SEPARATOR if arrows else "|")
-    elif _is_list(array.type.value_type):
+    elif tables.is_list(array.type.value_type):
         lengths = _lengths(array)
         starts = pa.array(np.cumsum(lengths) - lengths, mask=lengths == 0)
         array = pc.take(pc.list_flatten(array), starts)
     elif pa.types.is_null(array.type.value_type):
         return pa.nulls(len(array), STRINGS)
     owner = np.repeat(np.arange(len(array)), _lengths(array))
-    names = pc.list_flatten(array).cast(pa.string())
-    names = tables.clean(pa.chunked_array([names])).combine_chunks()
+    names = tables.plain(pa.chunked_array([pc.list_flatten(array)])).cast(pa.string())
+    names = tables.clean(names).combine_chunks()
     kept = names.is_valid().to_numpy(zero_copy_only=False)
     lengths = np.bincount(owner[kept], minlength=len(array))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -188,6 +199,7 @@ def _paths(column: pa.ChunkedArray) -> pa.Array:
 
 def _prices(column: pa.ChunkedArray, counts: dict[str, int]) -> pa.ChunkedArray:
     """Prices as float64. Of text such as "$1,299.00" the number; what is no number is null and counted."""
+    column = tables.plain(column)
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         price = column.cast(pa.float64())
@@ -198,10 +210,6 @@ def _prices(column: pa.ChunkedArray, counts: dict[str, int]) -> pa.ChunkedArray:
     price = pc.if_else(pc.is_finite(price), price, pa.scalar(None, pa.float64()))
     counts["prices_unreadable"] = price.null_count - column.null_count
     return price
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _lengths(array: pa.Array) -> np.ndarray:

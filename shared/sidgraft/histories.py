@@ -19,6 +19,13 @@ import pyarrow.compute as pc
 from sidgraft import tables
 
 TOO_SHORT = 3  # fewer interactions cannot give a training item, a validation target and a test target
+DROPPED_EXAMPLES = 3  # rows shown of each kind of interactions that are dropped
+# Why an interaction cannot be used: its name in the counts, and what is said of it.
+UNUSABLE = {
+    "without_user": "have no user",
+    "without_item": "have no item",
+    "unknown_item": "have an item that is not in the catalog",
+}
 VALID_QUANTILE, TEST_QUANTILE = 0.8, 0.9  # of time, in the global-time split
 
 NUMBER = r"^\s*[+-]?\d+(\.\d+)?([eE][+-]?\d+)?\s*$"
@@ -60,13 +67,13 @@ def missing_columns(
 def build(
     table: pa.Table, user_id: str, item_id: str, items: str, timestamp: str, item_ids: pa.Array | None,
     strict: bool, problems: list[str],
-) -> tuple[Log | None, dict[str, int]]:  # fmt: skip
+) -> tuple[Log | None, dict[str, Any]]:  # fmt: skip
     """Make a log, users in the order of their ids and each user's interactions in time order, and check it.
 
     A column ``items`` of lists means one row a user, perhaps with a list of timestamps beside it; so does one of
     text (split at spaces, commas and bars) where there is no item column. Interactions without a user or an item
-    and those with an item that is not in ``item_ids`` (None: not known, skip this check) are dropped and counted,
-    or a problem when ``strict``. Equal times, and all rows without times, keep the order of the file.
+    and those with an item that is not in ``item_ids`` (None: not known, skip this check) are dropped and counted
+    with example rows, or a problem when ``strict``. Equal times, and rows without times, keep the file's order.
     """
     what = "interactions"
     per_user = items in table.column_names and (
@@ -76,19 +83,22 @@ def build(
     times = table[timestamp] if timestamp in table.column_names else None
     row = np.arange(table.num_rows)
     if per_user:
-        lists = _split(table[items])
+        lists = _split(tables.plain(table[items]))
         if lists is None:
             problems.append(f"{what}: column {items!r} is {table[items].type}, expected a list of item ids or text.")
             return None, {}
         lengths = _lengths(lists)
         row = np.repeat(row, lengths)
         bought = tables.as_ids(pa.chunked_array([pc.list_flatten(lists)]), items, what, problems)
-        times = _times_of_lists(times, timestamp, lengths, problems)
+        if times is not None:
+            times = _times_of_lists(times, timestamp, lengths, problems)
+            if times is None:
+                return None, {}
     else:
         bought = tables.as_ids(table[item_id], item_id, what, problems)
     if len(row) == 0:
         problems.append(f"{what}: there are none.")
-    order = None if times is None else _sortable(times, timestamp, row, problems)
+    order = None if times is None else _sortable(tables.plain(times), timestamp, row, problems)
     if users is None or bought is None or len(row) == 0 or (times is not None and order is None):
         return None, {}
 
@@ -96,7 +106,7 @@ def build(
     user = pc.fill_null(pc.index_in(users, value_set=user_ids), -1).to_numpy().astype(np.int64)[row]
     known = item_ids if item_ids is not None else pc.unique(bought.drop_null())
     item = pc.fill_null(pc.index_in(bought, value_set=known), -1).to_numpy().astype(np.int64)
-    counts = {"users_in_file": len(user_ids), "interactions_in_file": len(item)}
+    counts: dict[str, Any] = {"users_in_file": len(user_ids), "interactions_in_file": len(item)}
     counts |= _count_unusable(user, item, row, bought, strict, problems)
     log = Log(user, item, order, user_ids).keep((user >= 0) & (item >= 0))
     if len(log.item) == 0:
@@ -219,6 +229,7 @@ def describe(interactions: pa.Table, item_ids: list[str]) -> dict[str, Any]:
     frequency = training_counts(interactions, item_ids)
     head = np.sort(frequency)[::-1][: math.ceil(0.2 * len(item_ids))]
     targets = int(frequency.sum())
+    assistant = assistant_counts(interactions, item_ids)
     no_valid, no_test = (interactions[f"{part}_position"].is_null().to_numpy() for part in ("valid", "test"))
     return {
         "users": interactions.num_rows,
@@ -231,6 +242,9 @@ def describe(interactions: pa.Table, item_ids: list[str]) -> dict[str, Any]:
         "users_training_only": int((no_valid & no_test).sum()),
         "items_never_trained_on": int((frequency == 0).sum()),
         "items_trained_on_at_most_once": int((frequency <= 1).sum()),
+        "assistant_targets": int(assistant.sum()),
+        "items_never_an_assistant_target": int((assistant == 0).sum()),
+        "items_at_most_once_an_assistant_target": int((assistant <= 1).sum()),
         "share_of_top_20_percent_items": round(float(head.sum()) / targets, 4) if targets else None,
     }
 
@@ -247,31 +261,53 @@ def training_counts(interactions: pa.Table, item_ids: list[str]) -> np.ndarray:
     Every position of a training part counts, the first one too: next-item fine-tuning supervises all of them.
     ``interactions`` has the columns of interactions/v1; items that are not in ``item_ids`` are not counted.
     """
+    rows, positions, lengths = _positions(interactions, item_ids)
+    return _count(rows[positions < lengths], item_ids)
+
+
+def assistant_counts(interactions: pa.Table, item_ids: list[str]) -> np.ndarray:
+    """Return, as `training_counts` does, how often an item is the last of a training part (METHOD 10).
+
+    That is the assistant's target in next-item fine-tuning: what stands before it is the user's turn.
+    """
+    rows, positions, lengths = _positions(interactions, item_ids)
+    return _count(rows[positions == lengths - 1], item_ids)
+
+
+def _positions(interactions: pa.Table, item_ids: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return one an interaction: the item's row in ``item_ids`` (-1: none), its position, the train_length."""
     lists = interactions["item_ids"].combine_chunks()
     lengths = _lengths(lists)
     positions = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    in_training = positions < np.repeat(interactions["train_length"].to_numpy(), lengths)
     codes = pc.index_in(pc.list_flatten(lists), value_set=pa.array(item_ids, pa.string()))
     rows = pc.fill_null(codes, -1).to_numpy(zero_copy_only=False)
-    return np.bincount(rows[in_training & (rows >= 0)], minlength=len(item_ids)).astype(np.int64)
+    return rows, positions, np.repeat(interactions["train_length"].to_numpy(), lengths)
+
+
+def _count(rows: np.ndarray, item_ids: list[str]) -> np.ndarray:
+    return np.bincount(rows[rows >= 0], minlength=len(item_ids)).astype(np.int64)
 
 
 def _split(column: pa.ChunkedArray) -> pa.Array | None:
     """Return lists of items; text is split at spaces, commas and bars. None for anything else."""
     array = column.combine_chunks()
     kind = array.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if tables.is_list(kind):
         return array
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if pa.types.is_string(kind):
         return pc.split_pattern_regex(pc.utf8_trim(array, " ,|"), r"[\s,|]+")
     return None
 
 
 def _times_of_lists(
-    times: pa.ChunkedArray | None, name: str, lengths: np.ndarray, problems: list[str]
+    times: pa.ChunkedArray, name: str, lengths: np.ndarray, problems: list[str]
 ) -> pa.ChunkedArray | None:
-    """Flatten the timestamps of one row a user; None where the rows hold no lists of them."""
-    if times is None or not pa.types.is_list(times.type):
+    """Flatten the timestamps of one row a user; None and a problem where they are no lists as long as the items."""
+    if not tables.is_list(times.type):
+        problems.append(
+            f"interactions: column {name!r} is {times.type}, expected a list of times beside each user's list of"
+            ' items. Where the items stand in time order already, leave it out: timestamp="".'
+        )
         return None
     array = times.combine_chunks()
     differ = _lengths(array) != lengths
@@ -287,10 +323,11 @@ def _times_of_lists(
 def _sortable(times: pa.ChunkedArray, name: str, row: np.ndarray, problems: list[str]) -> np.ndarray | None:
     """Return times as numbers that sort as the times do; None and a problem where they cannot be compared."""
     kind = times.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if pa.types.is_string(kind):
         bad, values = _parse_times(times)
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        bad, values = pc.is_null(times).to_numpy(), times.cast(pa.timestamp("us")).cast(pa.int64())
+        moments = times.cast(pa.timestamp("ms")) if pa.types.is_date(kind) else times
+        bad, values = pc.is_null(times).to_numpy(), moments.cast(pa.int64())  # in the column's own unit
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         values = times.cast(pa.float64()) if pa.types.is_decimal(kind) else times
         bad = pc.invert(pc.fill_null(pc.is_finite(values), False)).to_numpy()
@@ -341,25 +378,24 @@ def _uncastable(text: pa.ChunkedArray, kind: pa.DataType) -> np.ndarray:
 def _count_unusable(
     user: np.ndarray, item: np.ndarray, row: np.ndarray, bought: pa.ChunkedArray, strict: bool,
     problems: list[str],
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
+    """Count the interactions that cannot be used, with a few rows of the file for each kind that there is."""
     empty_item = pc.is_null(bought).to_numpy()
-    kinds = {
-        "without_user": (user < 0, "have no user"),
-        "without_item": (empty_item, "have no item"),
-        "unknown_item": ((item < 0) & ~empty_item, "have an item that is not in the catalog"),
-    }
-    if strict:
-        for name, (mask, text) in kinds.items():
-            if mask.any():
-                # Row numbers of the file: with one row a user, several interactions stand in one row.
-                shown = np.flatnonzero(mask)[: tables.EXAMPLES]
-                rows = ", ".join(
-                    f"{row[i] + 1}" + (f" ({tables.shorten(bought[int(i)].as_py())})" if name != "without_item" else "")
-                    for i in shown
-                )
-                more = ", …" if mask.sum() > len(shown) else ""
-                problems.append(f"interactions: {mask.sum()} of {len(mask)} {text}: row {rows}{more} (strict).")
-    return {name: int(mask.sum()) for name, (mask, _) in kinds.items()}
+    masks = {"without_user": user < 0, "without_item": empty_item, "unknown_item": (item < 0) & ~empty_item}
+    counts: dict[str, Any] = {name: int(mask.sum()) for name, mask in masks.items()}
+    examples = {}
+    for name, mask in masks.items():
+        if mask.any():
+            # Row numbers of the file: with one row a user, several interactions stand in one row.
+            rows = [
+                f"{row[i] + 1}" + (f" ({tables.shorten(bought[int(i)].as_py())})" if name != "without_item" else "")
+                for i in np.flatnonzero(mask)[: tables.EXAMPLES]
+            ]
+            examples[name] = rows[:DROPPED_EXAMPLES]
+            if strict:
+                shown = ", ".join(rows) + (", …" if counts[name] > len(rows) else "")
+                problems.append(f"interactions: {counts[name]} of {len(mask)} {UNUSABLE[name]}: row {shown} (strict).")
+    return counts | {"example_rows_dropped": examples}
 
 
 def _sorted(log: Log) -> Log:

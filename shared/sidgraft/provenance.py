@@ -95,6 +95,20 @@ def versions() -> list[tuple[str, str]]:
     return [(name, version) for name, version in [*found, *((p, _version(p)) for p in PACKAGES)] if version]
 
 
+def made_with(variants: list[Variant], shared: tuple[Artifact, ...]) -> list[dict[str, Any]]:
+    """Return, stage by stage, the versions that it ran with and the facts it left, each combination once."""
+    rows: list[dict[str, Any]] = []
+    for entry in digests(variants, shared):
+        row = {
+            "stage": entry["stage"],
+            "versions": {"sidgraft": entry["sidgraft"]} | entry.get("versions", {}),
+            "facts": {name.replace("_", " "): value for name, value in entry.get("facts", {}).items()},
+        }
+        if row not in rows:
+            rows.append(row)
+    return rows
+
+
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".csv.gz", ".tsv.gz", ".jsonl.gz")
 EXAMPLES = 5  # shown of each problem
+EXACT = 2**53  # float64 counts in ones up to here
 JSON_ROWS = 65_536  # JSON Lines are turned into Arrow in pieces of this many rows
 MAX_CHARACTERS = 2_000  # kept of a text field: a 100 kB title helps nobody and floods prompts and reports
 
@@ -67,21 +68,47 @@ def missing_column(name: str, option: str, columns: Sequence[str], what: str) ->
     return f"{what}: no column {name!r} (option {option}); the columns are {', '.join(columns)}.{hint}"
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a type is one of the lists that Arrow flattens."""
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column without what only its storage knows: dictionaries, extension types, views, half floats.
+
+    Text comes as string; bytes do, too, where all of them are UTF-8.
+    """
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.cast(column.type.storage_type)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if pa.types.is_float16(kind):
+        return column.cast(pa.float32())
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return column.cast(pa.string())
+    if _is_binary(kind):
+        try:
+            return column.cast(pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid:
+            return column
+    return column
+
+
 def as_ids(column: pa.ChunkedArray, name: str, what: str, problems: list[str]) -> pa.ChunkedArray | None:
     """Return an id column as strings, spaces around them removed and empty ones null.
 
     Whole floats (what pandas makes of an integer column with gaps) lose their ``.0``. None where the column holds
     neither text nor numbers.
     """
+    column = plain(column)
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = kind.value_type
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, kind))
-        whole = pc.all(pc.equal(column, pc.floor(column)), min_count=0).as_py()
-        column = column.cast(pa.int64()) if whole else column
-    elif not (_is_text(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)):
+        values = column.cast(pa.float64())
+        whole = pc.and_(pc.equal(values, pc.floor(values)), pc.less(pc.abs(values), EXACT))
+        column = column.cast(pa.int64()) if pc.all(whole, min_count=0).as_py() else column
+    elif not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)):
         problems.append(f"{what}: column {name!r} is {kind}, expected ids (text or whole numbers).")
         return None
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
@@ -90,16 +117,15 @@ def as_ids(column: pa.ChunkedArray, name: str, what: str, problems: list[str]) -
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return any column as clean text: see `clean`. Lists are joined by a comma; what is empty is null."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        strings = column.cast(pa.list_(pa.string()))
-        column = pc.binary_join(strings, ", ")
-    elif pa.types.is_nested(kind) or pa.types.is_binary(kind):
+    column = plain(column)
+    try:
+        if is_list(column.type):
+            column = pc.binary_join(column.cast(pa.list_(pa.string())), ", ")
+        text = column.cast(pa.string())
+    except pa.ArrowException:
         # Rare in a catalog, and nothing to read aloud: the JSON of it is better than a refusal.
-        column = pa.chunked_array([pa.array([_json(v) for v in column.to_pylist()], pa.string())])
-    return clean(column.cast(pa.string()))
+        text = pa.chunked_array([pa.array([_json(v) for v in column.to_pylist()], pa.string())])
+    return clean(text)
 
 
 def clean(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -285,8 +311,11 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+def _is_binary(kind: pa.DataType) -> bool:
+    is_any = (
+        pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view,
+    )  # fmt: skip
+    return any(check(kind) for check in is_any)
 
 
 def _first_line(error: BaseException) -> str:

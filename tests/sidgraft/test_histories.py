@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from sidgraft import histories
 from sidgraft.histories import Log
@@ -119,6 +120,16 @@ def test_training_counts_against_a_plain_version():
     assert histories.training_counts(table.slice(3, 4), ids).sum() <= sum(train[3:7])
 
 
+def test_assistant_counts_against_a_plain_version():
+    rng = np.random.default_rng(3)
+    lists = [[f"i{n:02d}" for n in rng.integers(0, 12, k)] for k in rng.integers(0, 12, 25)]
+    train = [int(rng.integers(0, len(items) + 1)) for items in lists]
+    count = Counter(items[n - 1] for items, n in zip(lists, train, strict=True) if n)
+    table = pa.table({"item_ids": lists, "train_length": pa.array(train, pa.int32())})
+    ids = ["not there", *ITEMS.to_pylist()[:10]]
+    assert histories.assistant_counts(table, ids).tolist() == [count[i] for i in ids]
+
+
 def build(table, **options):
     arguments = {"user_id": "user", "item_id": "item", "items": "items", "timestamp": "t", "strict": False}
     problems = []
@@ -170,3 +181,69 @@ def test_one_row_a_user_with_lists_text_and_timestamps():
 def test_a_text_column_called_items_does_not_hide_the_item_column():
     log, _, _ = build({"user": ["a"] * 3, "item": ["i01", "i02", "i03"], "items": ["2", "1", "4"]})
     assert log.item.tolist() == [1, 2, 3]
+
+
+PER_USER = {"user": ["a", "b"], "items": [["i02", "i01", "i00"], ["i05", "i06", "i07"]]}
+LISTS = [[3, 2, 1], [1, 3, 2]]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pa.array(LISTS),
+        pa.array(LISTS, pa.large_list(pa.int64())),
+        pa.array(LISTS, pa.list_(pa.int32(), 3)),
+        pa.array(LISTS, pa.list_(pa.timestamp("ns"))),
+        pa.array([[f"2017-01-0{t}" for t in times] for times in LISTS], pa.large_list(pa.large_string())),
+    ],
+    ids=lambda t: str(t.type),
+)
+def test_lists_of_times_of_every_type_sort_each_user(times):
+    log, _, problems = build(PER_USER | {"t": times})
+    assert problems == []
+    assert log.item.tolist() == [0, 1, 2, 5, 7, 6]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pa.array([1, 2]), pa.array([1.5, None]), pa.array(["3 2 1", "1 3 2"]), pa.array([None, None]),
+        pa.array([1, 2], pa.timestamp("s")), pa.array([{"x": 1}, None]), pa.array([[[3]], [[1]]]),
+        pa.array([[(1, 2)], None], pa.map_("i4", "i4")),
+    ],
+    ids=lambda t: str(t.type),
+)  # fmt: skip
+def test_anything_else_beside_lists_of_items_is_a_problem(times):
+    """A timestamp column that is there is used or refused, never passed over."""
+    log, _, problems = build(PER_USER | {"t": times})
+    assert log is None
+    assert any("'t'" in p or "number of t" in p for p in problems)
+    assert build(PER_USER | {"t": times}, timestamp="")[2] == []  # said to be none
+
+
+def test_times_finer_than_a_microsecond_sort():
+    times = pa.array([1_500_000_000_000_000_002, 1_500_000_000_000_000_003, 1_500_000_000_000_000_001])
+    for zone in (None, "UTC"):
+        log, _, problems = build(
+            {"user": ["a"] * 3, "item": ["i01", "i02", "i00"], "t": times.cast(pa.timestamp("ns", zone))}
+        )
+        assert problems == []
+        assert log.item.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_is_dropped_comes_with_rows_of_each_kind(strict):
+    good = 4
+    users = ["a"] * good + [None] * 5 + ["a"] * 7
+    items = ["i01"] * good + ["i02"] * 5 + [None] * 2 + ["gone"] * 5
+    _, counts, problems = build({"user": users, "item": items}, strict=strict)
+    assert {name: counts[name] for name in histories.UNUSABLE} == {
+        "without_user": 5, "without_item": 2, "unknown_item": 5,
+    }  # fmt: skip
+    assert counts["example_rows_dropped"] == {
+        "without_user": ["5 ('i02')", "6 ('i02')", "7 ('i02')"],
+        "without_item": ["10", "11"],
+        "unknown_item": ["12 ('gone')", "13 ('gone')", "14 ('gone')"],
+    }
+    assert len(problems) == (3 if strict else 0)
+    assert build({"user": ["a"] * 3, "item": ["i01"] * 3})[1]["example_rows_dropped"] == {}

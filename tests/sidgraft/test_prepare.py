@@ -60,6 +60,51 @@ def test_writes_both_artifacts_with_counts(tmp_path):
     assert users.lineage[users.digest]["inputs"] == {"catalog": items.digest}
 
 
+def test_rows_that_were_dropped_are_shown_without_strict(tmp_path, capsys):
+    log = [*LOG, *({"user_id": "u1", "item_id": f"gone{n}", "timestamp": 9} for n in range(5))]
+    log.append({"user_id": "", "item_id": "i0", "timestamp": 9})
+    _, items, _ = run(tmp_path, log=log)
+    shown = items.read_json("data_report.json")["interactions"]["example_rows_dropped"]
+    assert shown == {"unknown_item": ["9 ('gone0')", "10 ('gone1')", "11 ('gone2')"], "without_user": ["14 ('i0')"]}
+    said = capsys.readouterr().err
+    assert (
+        "5 interactions have an item that is not in the catalog and were dropped, such as row 9 ('gone0'), 10" in said
+    )
+    assert "1 interactions have no user and were dropped, such as row 14 ('i0')." in said
+
+
+@pytest.mark.parametrize("options", [{}, {"k_core": 2}, {"max_users": 2}, {"max_items": 2}], ids=str)
+def test_items_never_bought_are_those_of_the_files(tmp_path, options):
+    log = [*LOG, {"user_id": "u3", "item_id": "i4", "timestamp": 0}]  # nobody bought i5
+    if "max_items" in options:
+        log += [{"user_id": "u1", "item_id": "i0", "timestamp": 9}, {"user_id": "u2", "item_id": "i1", "timestamp": 9}]
+    _, items, _ = run(tmp_path, log=log, **options)
+    assert items.read_json("data_report.json")["catalog"]["items_never_bought"] == 1
+
+
+def test_targets_of_all_positions_and_of_the_assistant_alone(tmp_path):
+    _, items, _ = run(tmp_path)  # both users train on i0 and i1; i1 is the assistant's target
+    report = items.read_json("data_report.json")["interactions"]
+    assert (report["training_targets"], report["assistant_targets"]) == (4, 2)
+    assert (report["items_never_trained_on"], report["items_never_an_assistant_target"]) == (4, 5)
+    assert (report["items_trained_on_at_most_once"], report["items_at_most_once_an_assistant_target"]) == (4, 5)
+
+
+@pytest.mark.parametrize("broken", ["catalog.parquet", "interactions.parquet"])
+def test_of_both_artifacts_neither_is_finished_where_one_cannot_be_written(tmp_path, monkeypatch, broken):
+    write_table = artifacts.Draft.write_table
+
+    def fail(draft, name, table):
+        if name == broken:
+            raise OSError("disk full")
+        write_table(draft, name, table)
+
+    monkeypatch.setattr(artifacts.Draft, "write_table", fail)
+    with pytest.raises(OSError, match="disk full"):
+        run(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"items.jsonl", "log.jsonl"}
+
+
 def test_running_twice_gives_the_same_digest(tmp_path):
     first = [a.digest for a in run(tmp_path, max_users=1)[1:]]
     assert first == [a.digest for a in run(tmp_path, max_users=1)[1:]]
@@ -192,6 +237,9 @@ def test_source_digest_changes_with_the_content_and_is_checked(tmp_path):
     summary, *_ = run(tmp_path)
     digest = catalog.source_digest(str(tmp_path / "items.jsonl"), str(tmp_path / "log.jsonl"))
     assert summary["source_digest"] == digest
+    for name, kind in (("c", "catalog/v1"), ("i", "interactions/v1")):
+        made = artifacts.load(tmp_path / name, kind)
+        assert made.lineage[made.digest]["facts"] == {"source_digest": digest}
     run(tmp_path, source_digest=digest)
     items = [*ITEMS, {"item_id": "new", "title": "New"}]
     with pytest.raises(ValueError, match="they changed since it was taken"):

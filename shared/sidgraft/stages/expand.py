@@ -120,7 +120,8 @@ def expand(
         "base_rows_norm": _mean_norm(base_VD),
         "empty_codes": empty_codes,
     }
-    base = models.BaseModel(base_model, base_revision, models.weights_digest(model), trust_remote_code)
+    revision = base_revision or getattr(model.config, "_commit_hash", None) or ""  # what the hub's newest was today
+    base = models.BaseModel(base_model, revision, models.weights_digest(model), trust_remote_code)
     with artifacts.create(
         out,
         "token_rows/v1",
@@ -133,8 +134,7 @@ def expand(
         vocabulary.save(draft.path)
         base.save(draft.path)
         draft.metadata.update(summary)
-        revision = base_revision or getattr(model.config, "_commit_hash", None) or ""  # the newest has a name, too
-        draft.facts.update(base_model=base_model, base_revision=revision, base_weights_digest=base.digest)
+        draft.facts.update(base_model=base.name, base_revision=base.revision, base_weights_digest=base.digest)
     return summary
 
 

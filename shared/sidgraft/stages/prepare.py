@@ -103,7 +103,7 @@ def prepare(
     # Check the content of what could be read, and bring it into shape.
     table = log = None
     text_counts: dict[str, int] = {}
-    log_counts: dict[str, int] = {}
+    log_counts: dict[str, Any] = {}
     if rows is not None and item_id in columns and set(parts) & set(columns):
         table, text_counts = catalogs.build(rows, item_id, parts, roles, problems)
     if log_rows is not None and user_id in log_columns and (items in log_columns or bought_id in log_columns):
@@ -120,6 +120,7 @@ def prepare(
     assert log is not None
 
     # Filter and sample, then cut and split.
+    never_bought = table.num_rows - len(np.unique(log.item))
     log = histories.k_core(log, k_core)
     log = histories.sample_users(log, max_users, seed)
     log = histories.most_frequent_items(log, max_items)
@@ -135,7 +136,6 @@ def prepare(
                 "split global-time: no user has an interaction both before and after the 80 % quantile of time."
             )
     users = histories.to_table(log, parted, item_ids)
-    never_bought = table.num_rows - len(np.unique(log.item))
     if k_core or max_items:
         table = table.take(np.unique(log.item))
 
@@ -148,12 +148,14 @@ def prepare(
         draft.write_table("catalog.parquet", table)
         draft.write_json("data_report.json", report)
         draft.metadata.update(summary)
-    written = artifacts.load(out_catalog, "catalog/v1")
-    with artifacts.create(
-        out_interactions, "interactions/v1", stage="prepare", arguments=settings, inputs={"catalog": written}
-    ) as draft:
-        draft.write_table("interactions.parquet", users)
-        draft.metadata.update(summary)
+        draft.facts["source_digest"] = digest
+        written = draft.seal()  # one inside the other, so that a failure in either leaves neither
+        with artifacts.create(
+            out_interactions, "interactions/v1", stage="prepare", arguments=settings, inputs={"catalog": written}
+        ) as draft:
+            draft.write_table("interactions.parquet", users)
+            draft.metadata.update(summary)
+            draft.facts["source_digest"] = digest
     _tell(report)
     return summary
 
@@ -215,7 +217,7 @@ def _check_left(log: histories.Log, k_core: int, max_users: int, max_items: int)
 
 def _summary(report: dict[str, Any]) -> dict[str, Any]:
     catalog, interactions = report["catalog"], report["interactions"]
-    dropped = sum(interactions[name] for name in ("without_user", "without_item", "unknown_item"))
+    dropped = sum(interactions[name] for name in histories.UNUSABLE)
     return {
         "items": catalog["items"],
         "users": interactions["users"],
@@ -242,12 +244,14 @@ def _tell(report: dict[str, Any]) -> None:
     say(
         f"prepare: {log['test_users']:,} users to test, {log['validation_users']:,} to validate,"
         f" {log['users_training_only']:,} in training only; {log['training_targets']:,} training targets;"
-        f" {log['items_never_trained_on']:,} items are in no training part."
+        f" {log['items_never_trained_on']:,} items are in no training part,"
+        f" {log['items_never_an_assistant_target']:,} never the last of one."
     )
+    for reason, text in histories.UNUSABLE.items():
+        if log[reason]:
+            rows = ", ".join(log["example_rows_dropped"][reason])
+            say(f"prepare: {log[reason]:,} interactions {text} and were dropped, such as row {rows}.")
     notes = {
-        "interactions with an item that is not in the catalog were dropped": log["unknown_item"],
-        "interactions without a user were dropped": log["without_user"],
-        "interactions without an item were dropped": log["without_item"],
         f"texts were cut at {tables.MAX_CHARACTERS} characters": catalog["texts_cut"],
         "prices are no numbers and were left out": catalog["prices_unreadable"],
         "items share their title with another": catalog["items_with_a_title_of_another"],
