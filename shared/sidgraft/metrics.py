@@ -67,8 +67,8 @@ def metric_rows(
     """All figures of one recommender: (slice, metric, k, value, low, high); low and high are the 95 % bootstrap.
 
     Metrics are recall and ndcg at each k and, where ``kept_UL`` tells it, level_1, level_2, …: how often the
-    beams hold the right first 1, 2, … codes (k is the number of beams searched with). The slice head/tail is the ratio of
-    the two. A slice without users, or a ratio to zero, has no value.
+    beams hold the right first 1, 2, … codes (k is the number of beams). The slice head/tail is the ratio of the
+    two. A slice without users, or a ratio to zero, has no value.
     """
     columns = [("recall", k, recall_at(rank_U, k)) for k in ks] + [("ndcg", k, ndcg_at(rank_U, k)) for k in ks]
     if kept_UL is not None:
