@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.functional import embedding
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
@@ -95,7 +96,8 @@ class GroundingModel(nn.Module):
         decoder, embedding_VD, head = self._frozen
         new_1T = (input_ids >= self.first_id) & (input_ids < self.first_id + self.n_new)
         embedded = embedding_VD[input_ids.masked_fill(new_1T, 0)]
-        own = self.rows[(input_ids - self.first_id).masked_fill(~new_1T, 0)].to(embedded.dtype)
+        # embedding(), because the gradient of plain indexing adds up in another order each time on several threads
+        own = embedding((input_ids - self.first_id).masked_fill(~new_1T, 0), self.rows).to(embedded.dtype)
         embedded = torch.where(new_1T.unsqueeze(-1), own, embedded)
         hidden = decoder(inputs_embeds=embedded, position_ids=position_ids, packing=packing, use_cache=False)
         rows_ND = self.rows if self.head_rows is None else self.head_rows
