@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from sidgraft import artifacts, baselines, checks, metrics
+from sidgraft.attention import use_packed_attention
 from sidgraft.beam import decode
 from sidgraft.embeddings import vectors_array
 from sidgraft.histories import training_counts
@@ -16,7 +17,7 @@ from sidgraft.progress import say
 from sidgraft.prompts import NextItem
 from sidgraft.sequences import check_same_items, read_sequences
 from sidgraft.sids import codes_array
-from sidgraft.training import DTYPES, use_packed_attention
+from sidgraft.training import DTYPES
 from sidgraft.trie import build_trie
 
 

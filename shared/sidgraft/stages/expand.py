@@ -16,9 +16,9 @@ from sidgraft.checks import one_of
 from sidgraft.plain_text import plain_text_encoder
 from sidgraft.progress import say
 from sidgraft.sids import codes_array
+from sidgraft.variants import INITIALIZATIONS
 
 CENTROIDS = ("centroid", "centroid-shuffled")
-INITIALIZATIONS = ("mean", "random", "gaussian", *CENTROIDS, "description")
 
 
 def expand(

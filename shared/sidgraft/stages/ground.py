@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from safetensors.torch import save_file
+from transformers import Trainer
 
 from sidgraft import artifacts, checks
 from sidgraft.corpora import cpt_corpus, gti_corpus
@@ -23,7 +24,6 @@ from sidgraft.training import (
     Samples,
     SaveByTheClock,
     ShowProgress,
-    Trainer,
     arguments,
     last_checkpoint,
     logged,
@@ -32,8 +32,7 @@ from sidgraft.training import (
     working_directory,
     write_training,
 )
-
-CORPORA = ("gti", "gti-text-to-sid", "gti-sid-to-text", "cpt", "none")
+from sidgraft.variants import CORPORA
 
 
 def ground(
