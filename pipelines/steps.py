@@ -29,7 +29,15 @@ def shared_steps(inputs: Inputs) -> Shared:
 
 
 def variant_steps(
-    inputs: Inputs, shared: Shared, *, seed: Any, variant: Any, keep_going: Any, expand_with: dict, ground_with: dict
+    inputs: Inputs,
+    shared: Shared,
+    *,
+    seed: Any,
+    variant: Any,
+    keep_going: Any,
+    expand_with: dict,
+    ground_with: dict,
+    finetune_with: dict,
 ) -> dict[str, Any]:
     """Graft, ground, fine-tune, judge and diagnose one variant; return its outputs by the report's input names."""
     common = {"seed": seed, "keep_going": keep_going}
@@ -51,9 +59,10 @@ def variant_steps(
     ).outputs["out"]
     model = finetune(
         token_rows=grounded,
+        catalog=catalog,
         semantic_ids=ids,
         interactions=interactions,
-        **inputs.of("finetune", **common),
+        **inputs.of("finetune", **finetune_with, **common),
     ).outputs["out"]
     judged = evaluate(model=model, **shared, **inputs.of("evaluate", variant=variant, **common))
     diagnosed = diagnose(

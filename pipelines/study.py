@@ -16,8 +16,9 @@ INPUTS = pipeline_inputs(
             "variants",
             "list[str]",
             ["gaussian", "centroid"],
-            "Variants to compare, each INITIALIZATION or INITIALIZATION+CORPUS, such as gaussian+gti: how the new"
-            " rows start (see expand) and the corpus they are grounded on (see ground; none where it is left out).",
+            "Variants to compare, each INITIALIZATION[+CORPUS][+TASKS], such as gaussian+gti or mean+lc-rec: how the"
+            " new rows start (see expand), the corpus they are grounded on (see ground; none where it is left out),"
+            " and the tasks of fine-tuning (see finetune; next-item where they are left out).",
         ),
         Parameter("seeds", "list[int]", [0], "Seeds; every variant is trained once with each."),
     ],
@@ -25,6 +26,7 @@ INPUTS = pipeline_inputs(
     | {
         "expand": ("seed", "initialization"),
         "ground": ("seed", "corpus"),
+        "finetune": ("seed", "tasks"),
     },
 )
 
@@ -44,5 +46,6 @@ def study(inputs: Inputs) -> dsl.Artifact:
             keep_going=one.label,
             expand_with={"initialization": one.initialization},
             ground_with={"corpus": one.corpus},
+            finetune_with={"tasks": one.tasks},
         )
     return report_step(inputs, shared, outputs)

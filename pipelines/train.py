@@ -33,5 +33,6 @@ def train(inputs: Inputs) -> dsl.Artifact:
             keep_going="",
             expand_with={},
             ground_with={},
+            finetune_with={},
         )
     return report_step(inputs, shared, outputs)

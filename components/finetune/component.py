@@ -10,9 +10,13 @@ from components.describe import described_by
 @described_by("finetune")
 def finetune(
     token_rows: Input[Artifact],
+    catalog: Input[Dataset],
     semantic_ids: Input[Dataset],
     interactions: Input[Dataset],
     out: Output[Model],
+    tasks: str = "next-item",
+    grounding: str = "none",
+    grounding_epochs: int = 1,
     epochs: int = 12,
     learning_rate: float = 1e-05,
     weight_decay: float = 0.01,

@@ -1,4 +1,4 @@
-"""Corpora for grounding: text and Semantic IDs of the same items side by side (GTI, CPT).
+"""Corpora of text and Semantic IDs side by side: for grounding (GTI, CPT), and tasks beside next-item (LC-Rec).
 
 Shapes: N items · S tokens of a sequence.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sidgraft.objectives import HISTORY_TASKS
 from sidgraft.plain_text import plain_text_encoder
 from sidgraft.prompts import Sample, chat_pieces
 
@@ -28,6 +29,36 @@ SID_TO_TEXT = {
     "description": ("What is the description of the item with Semantic ID {sid}?", "{description}"),
     "both": ("What are the title and description of the item with Semantic ID {sid}?", "{title}. {description}"),
 }
+# How LC-Rec's tasks on histories ask: the next item's title after Semantic IDs, its Semantic ID after titles.
+HISTORY_TO_TITLE = ("A user chose these items, in this order: ", "\nWhat is the title of the item that comes next?")
+TITLES_TO_SID = ("A user chose these items, in this order:", "\nWhich item comes next?")
+
+
+def corpus(
+    name: str,
+    tokenizer: Any,
+    catalog: pa.Table,
+    histories: list[np.ndarray],
+    tokens_NS: np.ndarray,
+    *,
+    max_length: int,
+) -> Sequence[Sample]:
+    """The samples of a grounding corpus or of a task by its name (see `sidgraft.objectives`).
+
+    ``histories`` are the training parts, as rows of the catalog; ``tokens_NS`` the items' tokens with delimiters.
+    """
+    if name == "cpt":
+        return cpt_corpus(tokenizer, catalog, histories, tokens_NS, max_length=max_length)
+    if name in HISTORY_TASKS:
+        return history_task(name, tokenizer, catalog, histories, tokens_NS, max_length=max_length)
+    return gti_corpus(
+        tokenizer,
+        catalog,
+        tokens_NS,
+        text_to_sid=name != "gti-sid-to-text",
+        sid_to_text=name != "gti-text-to-sid",
+        max_length=max_length,
+    )
 
 
 def gti_corpus(
@@ -83,12 +114,8 @@ def cpt_corpus(
     """
     encode = plain_text_encoder(tokenizer)
     paths = [" > ".join(path) if path else "" for path in catalog.column("category").to_pylist()]
-    titles = [
-        title or text for title, text in zip(*(catalog.column(c).to_pylist() for c in ("title", "text")), strict=True)
-    ]
-    texts = _texts(
-        encode, [f" {title} | {path}\n" if path else f" {title}\n" for title, path in zip(titles, paths, strict=True)]
-    )
+    named = zip(titles_of(catalog), paths, strict=True)
+    texts = _texts(encode, [f" {title} | {path}\n" if path else f" {title}\n" for title, path in named])
     pieces = [np.concatenate([tokens_NS[i], text]) for i, text in enumerate(texts)]
     samples = []
     for history in histories:
@@ -101,6 +128,70 @@ def cpt_corpus(
         if parts:
             samples.append(_running(parts))
     return [_cut(sample, max_length) for sample in samples]
+
+
+def history_task(
+    name: str,
+    tokenizer: Any,
+    catalog: pa.Table,
+    histories: list[np.ndarray],
+    tokens_NS: np.ndarray,
+    *,
+    max_length: int,
+) -> Sequence[Sample]:
+    """LC-Rec's fused tasks (arXiv 2311.09049, section 3.3): a sample for every item of a history but the first.
+
+    ``history-to-title``: the Semantic IDs before it, and its title as the answer. ``titles-to-sid``: their titles,
+    and its Semantic ID. The answer is the target of the loss; the oldest items are cut where the sequence would
+    grow longer than ``max_length``. Samples are made when they are asked for: all of them at once are long.
+    Raises ValueError when ``max_length`` does not hold the answer and an item before it.
+    """
+    before, between, _ = chat_pieces(tokenizer, system=None)
+    encode = plain_text_encoder(tokenizer)
+    titles = titles_of(catalog)
+    if name == "history-to-title":
+        asked, answers = list(tokens_NS), _texts(encode, titles)
+    else:
+        asked, answers = _texts(encode, [f"\n- {title}" for title in titles]), list(tokens_NS)
+    ahead, behind = map(np.asarray, encode(list(HISTORY_TO_TITLE if name == "history-to-title" else TITLES_TO_SID)))
+    fixed = len(before) + len(ahead) + len(behind) + len(between)
+    needed = fixed + max(map(len, asked)) + max(map(len, answers))
+    if needed > max_length:
+        raise ValueError(f"max_length is {max_length}, but the task {name} needs at least {needed}: raise it.")
+
+    def sample(history: np.ndarray, position: int) -> Sample:
+        answer = answers[history[position]]
+        pieces = [asked[item] for item in history[:position]]
+        lengths = np.cumsum([len(piece) for piece in reversed(pieces)])
+        kept = int(np.searchsorted(lengths, max_length - fixed - len(answer), side="right"))
+        ids_S = np.concatenate([before, ahead, *pieces[len(pieces) - kept :], behind, between, answer])
+        return Sample(ids_S, np.arange(len(ids_S)) >= len(ids_S) - len(answer))
+
+    return _Positions(histories, sample)
+
+
+class _Positions(Sequence[Sample]):
+    """A sample for every position of every history but the first, made on demand."""
+
+    def __init__(self, histories: list[np.ndarray], sample: Callable[[np.ndarray, int], Sample]) -> None:
+        self.histories, self.sample = histories, sample
+        self.ends = np.cumsum([max(len(history) - 1, 0) for history in histories], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        user = int(np.searchsorted(self.ends, index, side="right"))
+        history = self.histories[user]
+        return self.sample(history, len(history) - int(self.ends[user] - index))
+
+
+def titles_of(catalog: pa.Table) -> list[str]:
+    """What each item is called: its title, or its text where it has none."""
+    columns = (catalog.column(name).to_pylist() for name in ("title", "text"))
+    return [title or text for title, text in zip(*columns, strict=True)]
 
 
 def descriptions_of(catalog: pa.Table) -> list[str]:

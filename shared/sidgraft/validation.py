@@ -24,7 +24,7 @@ class ValidateEachEpoch(TrainerCallback):
     """After each epoch: decode the validation users, log Recall@5 and @10, keep the best weights, stop in time.
 
     What is known of earlier epochs is read from the Trainer's own log, so a resumed run continues as if nothing
-    had happened. Ties keep the earlier epoch.
+    had happened. Ties keep the earlier epoch. The first ``grounding_epochs`` epochs are not validated.
     """
 
     def __init__(
@@ -38,11 +38,15 @@ class ValidateEachEpoch(TrainerCallback):
         patience: int,
         autocast: torch.dtype | None,
         best: Path,
+        grounding_epochs: int = 0,
     ) -> None:
         self.trie, self.vocabulary, self.prompts, self.targets = trie, vocabulary, prompts, targets
         self.beams, self.patience, self.autocast, self.best = beams, patience, autocast, best
+        self.grounding_epochs = grounding_epochs
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if round(state.epoch) <= self.grounding_epochs:
+            return
         model.eval()
         found = decode(
             model, self.trie, self.vocabulary, self.prompts, beams=self.beams, autocast=self.autocast, what="validate"

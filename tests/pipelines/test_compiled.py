@@ -23,7 +23,7 @@ def test_every_input_shows_a_description(name):
 def test_every_setting_of_every_stage_is_an_input_or_set_by_the_graph(name):
     inputs = pipeline_inputs_of(name)
     by_graph = {"seed", "variant"}
-    by_loop = {"expand_initialization", "ground_corpus"} if name == "study" else set()
+    by_loop = {"expand_initialization", "ground_corpus", "finetune_tasks"} if name == "study" else set()
     for stage in STAGES:
         for parameter in signature(stage).parameters:
             key = f"{stage}_{parameter.name}"

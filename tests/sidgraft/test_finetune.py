@@ -23,7 +23,7 @@ SETTINGS = {"epochs": 40, "patience": 40, "learning_rate": 5e-3, "batch_size": 8
 
 
 def run(shop, out, **settings):
-    inputs = {name: shop[name] for name in ("token_rows", "semantic_ids", "interactions")}
+    inputs = {name: shop[name] for name in ("token_rows", "catalog", "semantic_ids", "interactions")}
     return finetune(**inputs, out=str(out), **(SETTINGS | settings))
 
 
@@ -97,12 +97,13 @@ finetune(**t.INPUTS, out=sys.argv[1], checkpoints=sys.argv[2], **t.SETTINGS)
 
 @pytest.mark.slow
 def test_a_run_killed_in_the_middle_of_an_epoch_goes_on_to_the_same_weights(shop, trained, tmp_path):
-    inputs = {name: shop[name] for name in ("token_rows", "semantic_ids", "interactions")}
+    inputs = {name: shop[name] for name in ("token_rows", "catalog", "semantic_ids", "interactions")}
     (tmp_path / "tests_settings.py").write_text(f"INPUTS = {inputs!r}\nSETTINGS = {SETTINGS!r}\n")
     (tmp_path / "killed.py").write_text(KILLED)
     out, checkpoints = tmp_path / "model", tmp_path / "checkpoints"
     command = [sys.executable, "killed.py", str(out), str(checkpoints)]
-    process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path})
     deadline = time.monotonic() + 120
     # five steps an epoch: step 13 lies in the middle of the third
     while not list(checkpoints.glob("*/checkpoint-13")) and process.poll() is None and time.monotonic() < deadline:

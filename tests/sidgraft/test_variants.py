@@ -21,10 +21,29 @@ def test_each_variant_is_planned_once_a_seed():
 
 
 @pytest.mark.parametrize(
+    ("name", "corpus", "tasks"),
+    [
+        ("mean", "none", "next-item"),
+        ("mean+lc-rec", "none", "lc-rec"),
+        ("centroid+gti", "gti", "next-item"),
+        ("centroid+cpt+lc-rec", "cpt", "lc-rec"),
+        ("mean+next-item,titles-to-sid:0.5", "none", "next-item,titles-to-sid:0.5"),
+    ],
+)
+def test_a_name_says_the_corpus_and_the_tasks(name, corpus, tasks):
+    (entry,) = plan_variants([name], [0])
+    assert (entry["corpus"], entry["tasks"]) == (corpus, tasks)
+
+
+@pytest.mark.parametrize(
     ("variants", "seeds", "message"),
     [
         (["centroyd"], [0], "Did you mean centroid?"),
         (["mean+gtx"], [0], "Did you mean gti?"),
+        (["mean+lc-rek"], [0], "Did you mean lc-rec?"),
+        (["mean+lc-rec+gti"], [0], "in this order"),
+        (["mean+gti+cpt"], [0], "in this order"),
+        (["mean+next-item:0"], [0], "the weight of task next-item is '0'"),
         (["mean", "mean"], [0], "variants holds mean more than once"),
         (["mean"], [1, 1], "seeds holds 1 more than once"),
         (["mean"], [0.5], "expected whole numbers"),
@@ -40,6 +59,7 @@ def test_mistakes_are_told(variants, seeds, message):
 
 def test_the_names_are_those_of_the_stages():
     """The plan refuses names early; the stages must know each name it lets through, and no other."""
+    from sidgraft.objectives import MIXTURES, TASKS
     from sidgraft.signatures import signature
     from sidgraft.variants import CORPORA, INITIALIZATIONS
 
@@ -48,3 +68,6 @@ def test_the_names_are_those_of_the_stages():
         assert name in texts["initialization"]
     for name in CORPORA:
         assert name in texts["corpus"]
+    texts = {p.name: p.text for p in signature("finetune").parameters}
+    for name in (*TASKS, *MIXTURES):
+        assert name in texts["tasks"]

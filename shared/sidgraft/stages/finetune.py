@@ -1,20 +1,20 @@
-"""Fine-tune the whole model on next-item prediction. Run: sidgraft finetune --help."""
+"""Fine-tune the whole model on next-item prediction and other tasks. Run: sidgraft finetune --help."""
 
 from __future__ import annotations
 
 import shutil
 from typing import Any
 
-from sidgraft import artifacts, checks
+from sidgraft import artifacts, checks, corpora, objectives
+from sidgraft.mixtures import FollowEpochs, Mixture
 from sidgraft.models import load_grafted
 from sidgraft.progress import say
 from sidgraft.prompts import NextItem
-from sidgraft.sequences import read_sequences
+from sidgraft.sequences import check_same_items, read_sequences
 from sidgraft.sids import codes_array
 from sidgraft.training import (
     DTYPES,
     GraftTrainer,
-    Samples,
     SaveByTheClock,
     ShowProgress,
     arguments,
@@ -32,10 +32,14 @@ from sidgraft.validation import ValidateEachEpoch, best_epoch, finished
 
 def finetune(
     token_rows: str,
+    catalog: str,
     semantic_ids: str,
     interactions: str,
     out: str,
     *,
+    tasks: str = "next-item",
+    grounding: str = "none",
+    grounding_epochs: int = 1,
     epochs: int = 12,
     learning_rate: float = 1e-5,
     weight_decay: float = 0.01,
@@ -54,14 +58,21 @@ def finetune(
 
     Args:
         token_rows: Directory of the token_rows artifact from expand or ground.
+        catalog: Directory of the catalog artifact (its texts are read by tasks other than next-item).
         semantic_ids: Directory of the semantic_ids artifact.
         interactions: Directory of the interactions artifact.
         out: Directory to write the model artifact to.
-        epochs: Most passes over the users.
+        tasks: next-item; lc-rec, which mixes in gti-text-to-sid, gti-sid-to-text, history-to-title and
+            titles-to-sid, each with as many samples as next-item; or a mixture of these, gti and cpt by weight, such
+            as "next-item:1,titles-to-sid:0.5": in every epoch half as many samples of that task as there are users.
+        grounding: Corpus on which all weights are trained before the tasks, nothing frozen: none, gti,
+            gti-text-to-sid, gti-sid-to-text or cpt (GTI's second phase of grounding).
+        grounding_epochs: Epochs of that, each with as many samples of the corpus as a later epoch has of the tasks.
+        epochs: Most passes over the users; those of grounding come before them.
         learning_rate: Learning rate of AdamW after warmup.
         weight_decay: Weight decay of AdamW.
         warmup: Share of the planned steps with a rising learning rate; constant afterwards.
-        batch_size: Users in an optimizer step.
+        batch_size: Samples in an optimizer step; of next-item, one sample is one user.
         max_length: Longest sequence in tokens; the oldest items are cut first.
         patience: Stop after this many epochs without a better validation Recall@5.
         validation_users: Users whose validation target is decoded after each epoch, a sample; 0 takes all.
@@ -71,8 +82,11 @@ def finetune(
         seed: Seed of the data order and of dropout.
         checkpoints: Directory for resumable checkpoints; empty makes none.
     """
+    weights = objectives.parse_tasks(tasks)
+    checks.one_of("grounding", grounding, ("none", *objectives.CORPORA))
     autocast = DTYPES[checks.one_of("precision", precision, DTYPES)]
     checks.positive(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size, patience=patience)
+    checks.positive(grounding_epochs=grounding_epochs)
     if not 0 <= warmup < 1:
         raise ValueError(f"warmup is {warmup}, expected a share of the planned steps, from 0 to below 1.")
     checks.not_negative(weight_decay=weight_decay, validation_users=validation_users)
@@ -81,6 +95,9 @@ def finetune(
             f"validation_beams is {validation_beams}, expected at least 5: the best epoch has the best Recall@5."
         )
     settings = {
+        "tasks": tasks,
+        "grounding": grounding,
+        "grounding_epochs": grounding_epochs,
         "epochs": epochs,
         "learning_rate": learning_rate,
         "weight_decay": weight_decay,
@@ -96,10 +113,13 @@ def finetune(
     }
     inputs = {
         "token_rows": artifacts.load(token_rows, "token_rows/v1"),
+        "catalog": artifacts.load(catalog, "catalog/v1"),
         "semantic_ids": artifacts.load(semantic_ids, "semantic_ids/v1"),
         "interactions": artifacts.load(interactions, "interactions/v1"),
     }
     items = inputs["semantic_ids"].read_table("semantic_ids.parquet")
+    described = inputs["catalog"].read_table("catalog.parquet")
+    check_same_items(described, items)
     codes_NL = codes_array(items)
     sequences = read_sequences(inputs["interactions"], items["item_id"].to_pylist())
     users = sequences.users_with("valid", validation_users)
@@ -116,9 +136,21 @@ def finetune(
         supervise(model)
         prompts = NextItem(tokenizer, vocabulary, max_length)
         tokens_NS = vocabulary.item_tokens(codes_NL)
-        samples = [prompts.sample(tokens_NS[rows]) for rows in sequences.training()]
-        tokens = sum(map(len, samples))
-        say(f"fine-tuning on {len(samples)} users, {tokens / len(samples):.0f} tokens each, on average")
+        histories = sequences.training()  # nothing below sees a user's validation or test item
+        about = (tokenizer, described, histories, tokens_NS)
+        mixture = Mixture(
+            [prompts.sample(tokens_NS[rows]) for rows in histories],
+            {name: (corpora.corpus(name, *about, max_length=max_length), w) for name, w in weights.items()},
+            grounding=() if grounding == "none" else corpora.corpus(grounding, *about, max_length=max_length),
+            grounding_epochs=0 if grounding == "none" else grounding_epochs,
+            seed=seed,
+        )
+        mixture.set_epoch(mixture.grounding_epochs)
+        tokens = sum(len(sample) for sample in mixture)
+        say(
+            f"fine-tuning on {len(histories)} users, {len(mixture)} samples an epoch of {tokens / len(mixture):.0f}"
+            " tokens on average"
+        )
         validation = ValidateEachEpoch(
             build_trie(codes_NL),
             vocabulary,
@@ -128,8 +160,9 @@ def finetune(
             patience=patience,
             autocast=autocast if precision == "bfloat16" else None,
             best=work / "best",
+            grounding_epochs=mixture.grounding_epochs,
         )
-        progress = ShowProgress("finetune", tokens / len(samples) * min(batch_size, len(samples)))
+        progress = ShowProgress("finetune", tokens / len(mixture) * min(batch_size, len(mixture)))
         trainer = GraftTrainer(
             model=model,
             args=arguments(
@@ -137,7 +170,7 @@ def finetune(
                 checkpoints=bool(checkpoints),
                 batch_size=batch_size,
                 seed=seed,
-                num_train_epochs=epochs,
+                num_train_epochs=mixture.grounding_epochs + epochs,
                 learning_rate=learning_rate,
                 weight_decay=weight_decay,
                 warmup_steps=warmup,
@@ -145,9 +178,9 @@ def finetune(
                 bf16=precision == "bfloat16",
                 activation_checkpointing=gradient_checkpointing,
             ),
-            train_dataset=Samples(samples),
+            train_dataset=mixture,
             data_collator=pack,
-            callbacks=[validation, progress] + ([SaveByTheClock()] if checkpoints else []),
+            callbacks=[FollowEpochs(mixture), validation, progress] + ([SaveByTheClock()] if checkpoints else []),
         )
         checkpoint = last_checkpoint(work)
         if checkpoint and finished(checkpoint, epochs, patience):
@@ -160,9 +193,21 @@ def finetune(
         vocabulary.save(draft.path)
         shutil.copy(inputs["token_rows"].path / "base_model.json", draft.path / "base_model.json")
         # The papers count optimizer steps from 0: the end of the first of 1398-step epochs is step 1397.
-        figures = {"t_star": best["step"] - 1, "best_epoch": round(best["epoch"]), "best_recall@5": best["recall@5"]}
+        # Those of grounding are counted apart; all epochs have the same number of steps.
+        grounding_steps = mixture.grounding_epochs * best["step"] // round(best["epoch"])
+        figures = {
+            "t_star": best["step"] - grounding_steps - 1,
+            "best_epoch": round(best["epoch"]) - mixture.grounding_epochs,
+            "best_recall@5": best["recall@5"],
+        }
         write_training(draft.path, {"log": logged(trainer.state), **figures})
         draft.metadata.update(
-            users=len(samples), tokens=tokens, steps=trainer.state.global_step, validation_users=len(users), **figures
+            users=len(histories),
+            samples=len(mixture),
+            tokens=tokens,
+            grounding_steps=grounding_steps,
+            steps=trainer.state.global_step,
+            validation_users=len(users),
+            **figures,
         )
         return dict(draft.metadata)

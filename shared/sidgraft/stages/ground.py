@@ -10,8 +10,7 @@ import pyarrow as pa
 from safetensors.torch import save_file
 from transformers import Trainer
 
-from sidgraft import artifacts, checks
-from sidgraft.corpora import cpt_corpus, gti_corpus
+from sidgraft import artifacts, checks, corpora
 from sidgraft.models import load_grafted, load_rows
 from sidgraft.progress import say
 from sidgraft.prompts import Sample
@@ -153,20 +152,11 @@ def ground(
 
 
 def _samples(
-    corpus: str, tokenizer: Any, vocabulary: SidVocabulary, inputs: dict[str, artifacts.Artifact], max_length: int
+    name: str, tokenizer: Any, vocabulary: SidVocabulary, inputs: dict[str, artifacts.Artifact], max_length: int
 ) -> list[Sample]:
     items: pa.Table = inputs["catalog"].read_table("catalog.parquet")
     semantic_ids = inputs["semantic_ids"].read_table("semantic_ids.parquet")
     check_same_items(items, semantic_ids)
     tokens_NS = vocabulary.item_tokens(codes_array(semantic_ids))
-    if corpus == "cpt":
-        sequences = read_sequences(inputs["interactions"], items["item_id"].to_pylist())
-        return cpt_corpus(tokenizer, items, sequences.training(), tokens_NS, max_length=max_length)
-    return gti_corpus(
-        tokenizer,
-        items,
-        tokens_NS,
-        text_to_sid=corpus != "gti-sid-to-text",
-        sid_to_text=corpus != "gti-text-to-sid",
-        max_length=max_length,
-    )
+    histories = read_sequences(inputs["interactions"], items["item_id"].to_pylist()).training()
+    return list(corpora.corpus(name, tokenizer, items, histories, tokens_NS, max_length=max_length))
