@@ -35,11 +35,17 @@ def variant_steps(
     seed: Any,
     variant: Any,
     keep_going: Any,
+    start: Any,
     expand_with: dict,
     ground_with: dict,
     finetune_with: dict,
 ) -> dict[str, Any]:
-    """Graft, ground, fine-tune, judge and diagnose one variant; return its outputs by the report's input names."""
+    """Graft, ground, fine-tune, judge and diagnose one variant; return its outputs by the report's input names.
+
+    ``start`` stands for ``keep_going`` in expand and ground, whose tasks are reused where variants share them: a
+    cache knows a task by its arguments.
+    """
+    begin = {"seed": seed, "keep_going": start}
     common = {"seed": seed, "keep_going": keep_going}
     catalog, interactions = shared["catalog"], shared["interactions"]
     embeddings, ids = shared["item_embeddings"], shared["semantic_ids"]
@@ -48,14 +54,14 @@ def variant_steps(
         semantic_ids=ids,
         catalog=catalog,
         item_embeddings=embeddings,
-        **inputs.of("expand", **expand_with, **common),
+        **inputs.of("expand", **expand_with, **begin),
     ).outputs["out"]
     grounded = ground(
         token_rows=rows,
         catalog=catalog,
         semantic_ids=ids,
         interactions=interactions,
-        **inputs.of("ground", **ground_with, **common),
+        **inputs.of("ground", **ground_with, **begin),
     ).outputs["out"]
     model = finetune(
         token_rows=grounded,

@@ -16,17 +16,18 @@ INPUTS = pipeline_inputs(
             "variants",
             "list[str]",
             ["gaussian", "centroid"],
-            "Variants to compare, each INITIALIZATION[+CORPUS][+TASKS], such as gaussian+gti or mean+lc-rec: how the"
-            " new rows start (see expand), the corpus they are grounded on (see ground; none where it is left out),"
-            " and the tasks of fine-tuning (see finetune; next-item where they are left out).",
+            "Variants to compare, each INITIALIZATION[+CORPUS[@EPOCH]][+TASKS], such as gaussian+gti, centroid+cpt@4"
+            " or mean+lc-rec: how the new rows start (see expand), the corpus they are grounded on (see ground; none"
+            " where it is left out), after which epoch of that they are taken (the last where it is left out; one"
+            " grounding serves all), and the tasks of fine-tuning (see finetune; next-item where they are left out).",
         ),
         Parameter("seeds", "list[int]", [0], "Seeds; every variant is trained once with each."),
     ],
     set_by_pipeline=dict.fromkeys(SEEDED, ("seed", "variant"))
     | {
         "expand": ("seed", "initialization"),
-        "ground": ("seed", "corpus"),
-        "finetune": ("seed", "tasks"),
+        "ground": ("seed", "corpus", "keep_epochs"),
+        "finetune": ("seed", "tasks", "rows_epoch"),
     },
 )
 
@@ -44,8 +45,9 @@ def study(inputs: Inputs) -> dsl.Artifact:
             seed=one.seed,
             variant=one.variant,
             keep_going=one.label,
+            start=one.start,
             expand_with={"initialization": one.initialization},
-            ground_with={"corpus": one.corpus},
-            finetune_with={"tasks": one.tasks},
+            ground_with={"corpus": one.corpus, "keep_epochs": one.keep_epochs},
+            finetune_with={"tasks": one.tasks, "rows_epoch": one.rows_epoch},
         )
     return report_step(inputs, shared, outputs)

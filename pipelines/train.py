@@ -31,6 +31,7 @@ def train(inputs: Inputs) -> dsl.Artifact:
             seed=inputs["seed"],
             variant=inputs["variant"],
             keep_going="",
+            start="",
             expand_with={},
             ground_with={},
             finetune_with={},

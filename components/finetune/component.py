@@ -14,6 +14,7 @@ def finetune(
     semantic_ids: Input[Dataset],
     interactions: Input[Dataset],
     out: Output[Model],
+    rows_epoch: int = -1,
     tasks: str = "next-item",
     grounding: str = "none",
     grounding_epochs: int = 1,

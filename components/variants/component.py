@@ -10,7 +10,7 @@ def variants(variants: list[str], seeds: list[int]) -> list:
     """List the variants of a study, each once a seed.
 
     Args:
-        variants: Names, each INITIALIZATION[+CORPUS][+TASKS], such as gaussian+gti or mean+lc-rec.
+        variants: Names, each INITIALIZATION[+CORPUS[@EPOCH]][+TASKS], such as centroid+cpt@4 or mean+lc-rec.
         seeds: Seeds; every variant is trained once with each.
     """
     from sidgraft.variants import plan_variants

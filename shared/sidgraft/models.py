@@ -42,6 +42,8 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+LAST_EPOCH = -1  # of grounding: the rows it ended with
+
 
 @dataclass(frozen=True)
 class BaseModel:
@@ -244,17 +246,30 @@ def base_rows(model: Any, vocabulary: SidVocabulary) -> tuple[torch.Tensor, torc
     return rows_VD, head_VD
 
 
-def load_rows(token_rows: Artifact) -> dict[str, torch.Tensor]:
-    """The tensors of a token_rows artifact: ``rows`` [N, D], ``head_rows`` (untied only), ``centroid_rows``."""
-    return load_file(token_rows.path / "rows.safetensors")
+def load_rows(token_rows: Artifact, epoch: int = LAST_EPOCH) -> dict[str, torch.Tensor]:
+    """The tensors of a token_rows artifact: ``rows`` [N, D], ``head_rows`` (untied only), ``centroid_rows``.
+
+    ``epoch`` takes the rows that grounding kept at its end. Raises ValueError where it kept none.
+    """
+    tensors = load_file(token_rows.path / "rows.safetensors")
+    if epoch == LAST_EPOCH:
+        return tensors
+    kept = token_rows.path / f"rows-epoch-{epoch}.safetensors"
+    if not kept.is_file():
+        found = sorted(int(file.stem.rpartition("-")[2]) for file in token_rows.path.glob("rows-epoch-*"))
+        raise ValueError(
+            f"the grounded rows of epoch {epoch} were not kept; there are those of {found or 'no epoch'}: name it in"
+            " keep_epochs of `sidgraft ground`, with a corpus, enough epochs, and no max_steps before it."
+        )
+    return tensors | load_file(kept)
 
 
-def load_grafted(token_rows: Artifact, dtype: torch.dtype) -> tuple[Any, Any, SidVocabulary]:
+def load_grafted(token_rows: Artifact, dtype: torch.dtype, epoch: int = LAST_EPOCH) -> tuple[Any, Any, SidVocabulary]:
     """The base model of a token_rows artifact with the new rows in place, its tokenizer and SID vocabulary.
 
     Rows are written by token id into the embedding and the head; the matrix grows only when the ids do not fit
-    into the padding rows it has. Raises ValueError when the base model's weights are not the ones the rows were
-    made for.
+    into the padding rows it has. ``epoch`` is that of `load_rows`. Raises ValueError when the base
+    model's weights are not the ones the rows were made for.
     """
     base = BaseModel.load(token_rows.path)
     model = load_base_model(base.name, revision=base.revision, trust_remote_code=base.trust_remote_code)
@@ -266,7 +281,7 @@ def load_grafted(token_rows: Artifact, dtype: torch.dtype) -> tuple[Any, Any, Si
         )
     vocabulary = SidVocabulary.load(token_rows.path)
     tokenizer = AutoTokenizer.from_pretrained(token_rows.path / "tokenizer", trust_remote_code=base.trust_remote_code)
-    put_rows(model, vocabulary, load_rows(token_rows))
+    put_rows(model, vocabulary, load_rows(token_rows, epoch))
     return model.to(device(), dtype), tokenizer, vocabulary
 
 

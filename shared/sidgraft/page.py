@@ -21,6 +21,7 @@ from sidgraft.artifacts import Artifact
 from sidgraft.charts import COLOURS, Series, line_chart
 from sidgraft.display import short
 from sidgraft.results import MODEL, Variant
+from sidgraft.variants import depth as variant_depth
 
 INITIALIZATION, FINE_TUNING = "initialization", "fine-tuning"
 STATES = (INITIALIZATION, "grounding", FINE_TUNING)
@@ -77,6 +78,7 @@ def render(
         "k": k,
         "significant": results.SIGNIFICANT,
         "intervals": results.interval_rows(measured, k),
+        "depths": depths(measured, k),
         "tables": results.metric_tables(measured, k),
         "pairs": pairs,
         "levels": results.level_tables(measured),
@@ -146,6 +148,24 @@ def training(variants: list[Variant]) -> dict[str, Any]:
     ]
     legend = [(name, i % COLOURS, i >= COLOURS) for i, name in enumerate(names)]
     return {"charts": [c for c in charts if c[1]], "legend": legend, "best": best}
+
+
+def depths(variants: list[Variant], k: int) -> dict[str, Any]:
+    """Return the chart of Recall@k against epochs of grounding, from variants such as centroid+cpt@4, and its legend.
+
+    A curve joins the means over the seeds. Empty where no variant names an epoch.
+    """
+    recalls: dict[str, dict[int, list[float]]] = {}
+    for v in variants:
+        found, cell = variant_depth(v.name), v.cells[MODEL].get(("all", "recall", k))
+        if found and cell and cell[0] is not None:
+            recalls.setdefault(found[0], {}).setdefault(found[1], []).append(cell[0])
+    curves = [
+        Series(name, [(float(epoch), statistics.fmean(by_epoch[epoch])) for epoch in sorted(by_epoch)], i)
+        for i, (name, by_epoch) in enumerate(recalls.items())
+    ]
+    chart = line_chart(curves, x_label="epochs of grounding", y_label=f"Recall@{k}", from_zero=True)
+    return {"chart": chart, "legend": [(s.name, s.colour % COLOURS, s.colour >= COLOURS) for s in curves]}
 
 
 def _nearest(points: list[tuple[float, float]], step: float | None) -> tuple[float, float] | None:

@@ -54,7 +54,7 @@ def run_task(
             announce("failed", name, error=str(error), kept=False)
             raise
         announce("skipped", name, error=str(error))
-        _record(kinds, arguments, error.stage, error.error, error.variant)
+        _record(kinds, arguments, error.stage, error.error, keep_going)  # the mark may be another variant's, shared
         return {}
     except Exception as error:
         announce("failed", name, error=describe(error), kept=bool(keep_going))

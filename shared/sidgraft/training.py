@@ -118,7 +118,8 @@ class GraftTrainer(Trainer):
     ) -> torch.Tensor:
         """Hand the targets to the head, which then returns the loss in place of logits."""
         inputs = dict(inputs)
-        head = self.accelerator.unwrap_model(model).get_output_embeddings()
+        whole: Any = self.accelerator.unwrap_model(model)  # a wrapper's attributes may be tensors, to a type checker
+        head = whole.get_output_embeddings()
         head.targets = inputs.pop("targets")
         supervised = inputs.pop("supervised")
         return model(**inputs, logits_to_keep=supervised, use_cache=False).logits

@@ -1,7 +1,12 @@
-"""Variants of a study, times seeds: an initialization, a grounding corpus, tasks of fine-tuning (`mean+gti+lc-rec`)."""
+"""Variants of a study, times seeds: an initialization, a grounding corpus, tasks of fine-tuning (`mean+gti+lc-rec`).
+
+`centroid+cpt@4` takes the rows after 4 epochs of grounding. All depths of a corpus come from one grounding run: the
+tasks `expand` and `ground` of such variants have the same arguments, so that all but the first are reused.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sidgraft import objectives
@@ -10,12 +15,24 @@ from sidgraft.checks import one_of
 INITIALIZATIONS = ("mean", "random", "gaussian", "centroid", "centroid-shuffled", "description")
 CORPORA = ("none", *objectives.CORPORA)
 
+LAST = -1  # the epoch that stands for the last one
+
+DEPTH = re.compile(r"@(\d+)")
+
+
+def depth(name: str) -> tuple[str, int] | None:
+    """A variant's name without its depth, and the depth: ``centroid+cpt@4`` gives ``centroid+cpt`` and 4."""
+    found = DEPTH.search(name)
+    return (name[: found.start()] + name[found.end() :], int(found[1])) if found else None
+
 
 def plan_variants(variants: list[str], seeds: list[int]) -> list[dict[str, Any]]:
     """Return one entry a variant and seed, with what differs and a label for people.
 
-    The keys are variant, initialization, corpus, tasks, seed and label. A variant is named
-    ``INITIALIZATION[+CORPUS][+TASKS]``, where TASKS is ``lc-rec`` or a mixture that names ``next-item``. Raises
+    The keys are variant, initialization, corpus, keep_epochs, rows_epoch, tasks, seed, label, and start, the label
+    of what variants with the same rows share. A variant is named ``INITIALIZATION[+CORPUS[@EPOCH]][+TASKS]``, where
+    TASKS is ``lc-rec`` or a mixture that names ``next-item``, and EPOCH that of grounding whose rows it takes (the
+    last where it is left out); keep_epochs lists those of all variants with the same rows and corpus. Raises
     ValueError for unknown names, repeated variants or seeds, and empty lists. Seeds may arrive as floats from a
     pipeline's list.
     """
@@ -28,13 +45,17 @@ def plan_variants(variants: list[str], seeds: list[int]) -> list[dict[str, Any]]
     if any(int(seed) != seed for seed in seeds):
         raise ValueError(f"seeds is {seeds}, expected whole numbers.")
     plan = []
-    for name in variants:
-        settings = _settings(name)
+    parsed = {name: _settings(name) for name in variants}
+    for name, settings in parsed.items():
+        start = (settings["initialization"], settings["corpus"])
+        depths = {s["rows_epoch"] for s in parsed.values() if (s["initialization"], s["corpus"]) == start} - {LAST}
         for seed in map(int, seeds):
             plan.append(
                 {
                     "variant": name,
                     **settings,
+                    "keep_epochs": ",".join(map(str, sorted(depths))),
+                    "start": f"{'+'.join(start).removesuffix('+none')}, seed {seed}",
                     "seed": seed,
                     "label": f"{name}, seed {seed}",
                 }
@@ -42,17 +63,20 @@ def plan_variants(variants: list[str], seeds: list[int]) -> list[dict[str, Any]]
     return plan
 
 
-def _settings(name: str) -> dict[str, str]:
-    """What a variant's name says of its initialization, corpus and tasks."""
+def _settings(name: str) -> dict[str, Any]:
+    """What a variant's name says of its initialization, corpus, epoch of grounding and tasks."""
     initialization, *more = name.split("+")
     one_of(f"the initialization of variant {name!r}", initialization, INITIALIZATIONS)
     tasks = more.pop() if more and _is_tasks(more[-1]) else objectives.NEXT_ITEM
     objectives.parse_tasks(tasks)
-    corpus = more.pop(0) if more else "none"
+    corpus, at, epoch = (more.pop(0) if more else "none").partition("@")
     one_of(f"the grounding corpus of variant {name!r}", corpus, [*CORPORA, *objectives.MIXTURES])
     if more or corpus not in CORPORA:
-        raise ValueError(f"the variant is {name!r}, expected INITIALIZATION[+CORPUS][+TASKS] in this order.")
-    return {"initialization": initialization, "corpus": corpus, "tasks": tasks}
+        raise ValueError(f"the variant is {name!r}, expected INITIALIZATION[+CORPUS[@EPOCH]][+TASKS] in this order.")
+    if at and not (epoch.isdecimal() and corpus != "none"):
+        raise ValueError(f"the variant is {name!r}, expected a whole number of epochs behind @ and a corpus before it.")
+    rows_epoch = int(epoch) if at else LAST
+    return {"initialization": initialization, "corpus": corpus, "rows_epoch": rows_epoch, "tasks": tasks}
 
 
 def _is_tasks(part: str) -> bool:

@@ -23,7 +23,11 @@ def test_every_input_shows_a_description(name):
 def test_every_setting_of_every_stage_is_an_input_or_set_by_the_graph(name):
     inputs = pipeline_inputs_of(name)
     by_graph = {"seed", "variant"}
-    by_loop = {"expand_initialization", "ground_corpus", "finetune_tasks"} if name == "study" else set()
+    by_loop = (
+        {"expand_initialization", "ground_corpus", "ground_keep_epochs", "finetune_tasks", "finetune_rows_epoch"}
+        if name == "study"
+        else set()
+    )
     for stage in STAGES:
         for parameter in signature(stage).parameters:
             key = f"{stage}_{parameter.name}"
@@ -47,9 +51,10 @@ def test_each_stage_gets_each_of_its_inputs_from_the_form(name):
 def test_the_study_tells_its_variants_from_the_rest():
     tasks = spec("study")["components"]["comp-for-loop-1"]["dag"]["tasks"]
     assert set(tasks) == {"expand", "ground", "finetune", "evaluate", "diagnose"}
-    for task in tasks.values():
+    for stage, task in tasks.items():
         parameters = task["inputs"]["parameters"]
-        assert parameters["keep_going"]["parameterExpressionSelector"].endswith('["label"]')
+        label = "start" if stage in ("expand", "ground") else "label"  # the same arguments where variants share them
+        assert parameters["keep_going"]["parameterExpressionSelector"].endswith(f'["{label}"]')
         assert parameters["seed"]["parameterExpressionSelector"].endswith('["seed"]')
 
 

@@ -112,6 +112,25 @@ def test_a_failed_variant_does_not_lose_the_others(run, tmp_path):
     assert "evaluate (gaussian, seed 1)" in ran(more.stdout)
 
 
+def test_depths_of_one_corpus_are_taken_from_one_grounding(run, tmp_path):
+    variants = ("--set", "variants=centroid+cpt@0,centroid+cpt@4,centroid+cpt+lc-rec,mean+cpt@1")
+    study = run("--preset", "study-quickstart", "--root", tmp_path, *variants)
+    assert study.returncode == 0, study.stdout + study.stderr
+    lines = dict(stages(study.stdout))
+    for stage in ("expand", "ground"):
+        found = {name: text == "reused" for name, text in lines.items() if name.startswith(stage)}
+        assert list(found.values()) == [False, True, True, False]
+    assert [text for name, text in lines.items() if name.startswith("finetune")] == ["done"] * 4
+    assert len(list(tmp_path.glob("artifacts/*/*/ground/out/artifact.json"))) == 2
+
+    failed = run("--preset", "study-quickstart", "--root", tmp_path / "failed", *variants, standin="fail:ground:0,4")
+    assert failed.returncode == 3
+    lines = dict(stages(failed.stdout))
+    assert lines["evaluate (mean+cpt@1)"] == "done"
+    assert all(lines[f"evaluate (centroid+cpt{n})"].startswith("skipped") for n in ("@0", "@4", "+lc-rec"))
+    assert [text for name, text in lines.items() if "FAILED" in text] == ["FAILED: ground does not like this"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_running_stage_ends_with_the_command(run, tmp_path, number):
     process = run("--preset", "smoke", "--root", tmp_path, standin="slow:finetune", wait=False)

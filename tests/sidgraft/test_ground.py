@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from sidgraft import artifacts, training
-from sidgraft.models import BaseModel, load_grafted
+from sidgraft.models import BaseModel, load_grafted, load_rows
 from sidgraft.stages.ground import ground
 
 
@@ -48,6 +48,21 @@ def test_rows_at_asked_epochs_are_kept_and_the_last_are_the_result(shop, tmp_pat
     final = load_file(tmp_path / "out" / "rows.safetensors")["rows"]
     assert torch.equal(kept["rows-epoch-3.safetensors"], final)
     assert not torch.equal(kept["rows-epoch-1.safetensors"], final)
+
+
+def test_the_rows_kept_at_an_epoch_are_those_of_a_run_of_that_many_epochs(shop, tmp_path):
+    """So one run serves a sweep over depths."""
+    run(shop, tmp_path / "deep", corpus="cpt", epochs=3, keep_epochs="0,2")
+    run(shop, tmp_path / "shallow", corpus="cpt", epochs=2)
+    deep = artifacts.load(tmp_path / "deep", "token_rows/v1")
+    shallow = load_rows(artifacts.load(tmp_path / "shallow", "token_rows/v1"))
+    kept = load_rows(deep, 2)
+    assert kept.keys() == shallow.keys()
+    assert all(torch.equal(kept[name], shallow[name]) for name in kept)
+    start = load_rows(artifacts.load(shop["token_rows"], "token_rows/v1"))
+    assert torch.equal(load_rows(deep, 0)["rows"], start["rows"])
+    with pytest.raises(ValueError, match=r"epoch 1 were not kept; there are those of \[0, 2\]"):
+        load_rows(deep, 1)
 
 
 def test_two_runs_give_the_same_rows(shop, tmp_path):

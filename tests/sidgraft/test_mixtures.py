@@ -15,6 +15,7 @@ from sidgraft.mixtures import Mixture, draws
 from sidgraft.models import add_tokens, load_base_tokenizer
 from sidgraft.sequences import read_sequences
 from sidgraft.stages.finetune import finetune
+from sidgraft.stages.ground import ground
 
 SETTINGS = {"epochs": 2, "patience": 2, "learning_rate": 5e-3, "batch_size": 8, "precision": "float32"}
 
@@ -291,3 +292,19 @@ def weights_of(a: Path, b: Path) -> bool:
 def test_wrong_settings_are_refused_before_anything_is_read(shop, tmp_path, wrong, message):
     with pytest.raises(ValueError, match=message):
         run(shop, tmp_path / "model", **wrong)
+
+
+def test_fine_tuning_starts_from_the_rows_of_the_epoch_asked_for(shop, tmp_path):
+    names = ("token_rows", "catalog", "semantic_ids", "interactions")
+    how = {"corpus": "cpt", "precision": "float32", "learning_rate": 1e-2}
+    inputs = {name: shop[name] for name in names}
+    ground(**inputs, out=str(tmp_path / "deep"), epochs=3, keep_epochs="1", **how)
+    ground(**inputs, out=str(tmp_path / "shallow"), epochs=1, **how)
+    run(shop | {"token_rows": str(tmp_path / "deep")}, tmp_path / "a", rows_epoch=1, epochs=1)
+    run(shop | {"token_rows": str(tmp_path / "shallow")}, tmp_path / "b", epochs=1)
+    run(shop | {"token_rows": str(tmp_path / "deep")}, tmp_path / "c", epochs=1)
+    assert weights_of(tmp_path / "a", tmp_path / "b")
+    assert not weights_of(tmp_path / "a", tmp_path / "c")
+    with pytest.raises(ValueError, match="the grounded rows of epoch 2 were not kept"):
+        run(shop | {"token_rows": str(tmp_path / "deep")}, tmp_path / "d", rows_epoch=2)
+    assert not (tmp_path / "d").exists()

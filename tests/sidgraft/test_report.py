@@ -26,7 +26,7 @@ from report_artifacts import (
 
 from sidgraft import artifacts
 from sidgraft.artifacts import Artifact, ArtifactError
-from sidgraft.page import environment
+from sidgraft.page import depths, environment
 from sidgraft.provenance import settings
 from sidgraft.results import MODEL, Variant, aggregate, interval_rows, lines, metric_tables, verdict
 from sidgraft.stages.report import report
@@ -426,3 +426,19 @@ def test_settings_part_into_common_and_differing(tmp_path: Path) -> None:
 )
 def test_filters(name: str, value: Any, expected: str) -> None:
     assert environment().filters[name](value) == expected
+
+
+def test_depths_of_grounding_are_one_curve_of_means_over_the_seeds():
+    def variant(name, seed, recall):
+        return Variant(name, seed, cells={MODEL: {("all", "recall", 10): (recall, None, None)}})
+
+    variants = [variant("centroid+cpt@4", 0, 0.3), variant("centroid+cpt@4", 1, 0.4), variant("centroid+cpt@0", 0, 0.1),
+                variant("mean+cpt@0", 0, 0.2), variant("centroid", 0, 0.9)]  # fmt: skip
+    found = depths(variants, 10)
+    assert [name for name, _, _ in found["legend"]] == ["centroid+cpt", "mean+cpt"]
+    top, bottom = (str(found["chart"]).count(text) for text in ("Recall@10 against epochs of grounding", "<svg"))
+    assert (top, bottom) == (1, 1)
+    alone = depths([v for v in variants if v.name.startswith("centroid+cpt")], 10)["chart"]
+    flat = [variant("centroid+cpt@0", 0, 0.1), variant("centroid+cpt@4", 0, 0.35)]  # the mean of .3 and .4
+    assert depths(flat, 10)["chart"] == alone
+    assert depths(variants[-1:], 10)["chart"] == ""

@@ -74,11 +74,11 @@ def test_the_error_of_a_variant_is_marked_and_handed_on(parameters, capsys, tmp_
     assert (failed["event"], failed["error"], failed["kept"]) == ("failed", message, True)
 
     after = parameters | {"token_rows": parameters["out"], "out": Place(str(tmp_path / "next"))}
-    assert run(after, keep_going="mean, seed 0") == {}
+    assert run(after, keep_going="mean@1, seed 0") == {}  # a variant that shares the failed stage
     assert [event["event"] for event in events(capsys)] == ["skipped"]
     with pytest.raises(artifacts.FailedArtifactError) as mark:
         artifacts.load(tmp_path / "next", "token_rows/v1")
-    assert (mark.value.stage, mark.value.error, mark.value.variant) == ("ground", message, "mean, seed 0")
+    assert (mark.value.stage, mark.value.error, mark.value.variant) == ("ground", message, "mean@1, seed 0")
 
     with pytest.raises(artifacts.FailedArtifactError):  # outside a study, a failure stays an error
         run(after)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidgraft.variants import plan_variants
+from sidgraft.variants import depth, plan_variants
 
 
 def test_each_variant_is_planned_once_a_seed():
@@ -35,6 +35,24 @@ def test_a_name_says_the_corpus_and_the_tasks(name, corpus, tasks):
     assert (entry["corpus"], entry["tasks"]) == (corpus, tasks)
 
 
+def test_depths_of_one_corpus_share_everything_up_to_the_grounding():
+    plan = plan_variants(["centroid+cpt@4", "centroid+cpt@0+lc-rec", "centroid+cpt", "mean+cpt@1", "centroid"], [0, 1])
+    found = {
+        entry["variant"]: (entry["keep_epochs"], entry["rows_epoch"], entry["start"])
+        for entry in plan
+        if entry["seed"] == 1
+    }
+    assert found == {
+        "centroid+cpt@4": ("0,4", 4, "centroid+cpt, seed 1"),
+        "centroid+cpt@0+lc-rec": ("0,4", 0, "centroid+cpt, seed 1"),
+        "centroid+cpt": ("0,4", -1, "centroid+cpt, seed 1"),
+        "mean+cpt@1": ("1", 1, "mean+cpt, seed 1"),
+        "centroid": ("", -1, "centroid, seed 1"),
+    }
+    assert depth("centroid+cpt@4+lc-rec") == ("centroid+cpt+lc-rec", 4)
+    assert depth("centroid+cpt") is None
+
+
 @pytest.mark.parametrize(
     ("variants", "seeds", "message"),
     [
@@ -44,6 +62,10 @@ def test_a_name_says_the_corpus_and_the_tasks(name, corpus, tasks):
         (["mean+lc-rec+gti"], [0], "in this order"),
         (["mean+gti+cpt"], [0], "in this order"),
         (["mean+next-item:0"], [0], "the weight of task next-item is '0'"),
+        (["mean+cpt@"], [0], "a whole number of epochs behind @"),
+        (["mean+cpt@1.5"], [0], "a whole number of epochs behind @"),
+        (["mean@1"], [0], "the initialization of variant 'mean@1'"),
+        (["mean+none@1"], [0], "a corpus before it"),
         (["mean", "mean"], [0], "variants holds mean more than once"),
         (["mean"], [1, 1], "seeds holds 1 more than once"),
         (["mean"], [0.5], "expected whole numbers"),

@@ -6,6 +6,7 @@ d codebook width · M text rows.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,9 @@ def diagnose(
     codebooks = _codebooks(inputs["semantic_ids"], vocabulary)
 
     # The rows at the three points, with text rows of the same model.
-    initial, grounded = models.load_rows(inputs["initial_rows"]), models.load_rows(inputs["grounded_rows"])
+    started_at = inputs["model"].arguments.get("rows_epoch", models.LAST_EPOCH)  # the epoch of grounding
+    initial = models.load_rows(inputs["initial_rows"])
+    grounded = models.load_rows(inputs["grounded_rows"], started_at)
     base_MD, origin_D = _base_texts(inputs["initial_rows"], vocabulary, texts)
     tuned, tuned_MD, axis_D = _fine_tuned(inputs["model"], vocabulary, level, texts, histories, codes_NL, rng)
     tensors = {INITIALIZATION: initial, GROUNDING: grounded, FINE_TUNING: tuned}
@@ -240,7 +243,7 @@ def diagnose(
                 "neighbours": neighbours,
                 "stages": stages,
                 "explained_variance": _by_depth(explained),
-                "training": _training(inputs["grounded_rows"], inputs["model"]),
+                "training": _training(inputs["grounded_rows"], inputs["model"], started_at),
                 "definitions": DEFINITIONS,
                 "figures": _figures(level, neighbours),
             },
@@ -341,11 +344,12 @@ def _by_depth(values: dict[int, float | None]) -> dict[str, float | None]:
     return {str(depth): value for depth, value in values.items()}
 
 
-def _training(grounded_rows: Artifact, model: Artifact) -> dict[str, Any]:
-    """The training curves that the two training stages left, for the report."""
+def _training(grounded_rows: Artifact, model: Artifact, started_at: int) -> dict[str, Any]:
+    """The training curves that the two training stages left, for the report; grounding up to the epoch taken."""
     ground, finetune = (_json(artifact, "training.json") for artifact in (grounded_rows, model))
+    last = math.inf if started_at == models.LAST_EPOCH else started_at
     return {
-        "ground": ground.get("log", []),
+        "ground": [row for row in ground.get("log", []) if row["epoch"] <= last],
         "finetune": finetune.get("log", []),
         "t_star": finetune.get("t_star"),
         "best_epoch": finetune.get("best_epoch"),

@@ -37,6 +37,7 @@ def finetune(
     interactions: str,
     out: str,
     *,
+    rows_epoch: int = -1,
     tasks: str = "next-item",
     grounding: str = "none",
     grounding_epochs: int = 1,
@@ -62,6 +63,7 @@ def finetune(
         semantic_ids: Directory of the semantic_ids artifact.
         interactions: Directory of the interactions artifact.
         out: Directory to write the model artifact to.
+        rows_epoch: Epoch of ground whose rows to start from, one of its keep_epochs; -1 takes its last rows.
         tasks: next-item; lc-rec, which mixes in gti-text-to-sid, gti-sid-to-text, history-to-title and
             titles-to-sid, each with as many samples as next-item; or a mixture of these, gti and cpt by weight, such
             as "next-item:1,titles-to-sid:0.5": in every epoch half as many samples of that task as there are users.
@@ -95,6 +97,7 @@ def finetune(
             f"validation_beams is {validation_beams}, expected at least 5: the best epoch has the best Recall@5."
         )
     settings = {
+        "rows_epoch": rows_epoch,
         "tasks": tasks,
         "grounding": grounding,
         "grounding_epochs": grounding_epochs,
@@ -132,7 +135,7 @@ def finetune(
         working_directory(checkpoints, f"finetune-{artifacts.run_digest(settings, inputs)}", out) as work,
         artifacts.create(out, "model/v1", stage="finetune", arguments=settings, inputs=inputs) as draft,
     ):
-        model, tokenizer, vocabulary = load_grafted(inputs["token_rows"], DTYPES["float32"])
+        model, tokenizer, vocabulary = load_grafted(inputs["token_rows"], DTYPES["float32"], rows_epoch)
         supervise(model)
         prompts = NextItem(tokenizer, vocabulary, max_length)
         tokens_NS = vocabulary.item_tokens(codes_NL)
