@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,8 +30,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import sidgraft
-
-MANIFEST = "artifact.json"
+from sidgraft import storage
+from sidgraft.storage import MANIFEST
 
 
 class ArtifactError(ValueError):
@@ -231,12 +228,12 @@ def create(
     not keep the contract of ``kind``.
     """
     out = Path(out)
-    draft_path = _draft_directory(out)
+    draft_path = storage.draft_directory(out)
     try:
         draft = Draft(draft_path, out, kind, stage, dict(arguments), dict(inputs or {}))
         yield draft
         draft.seal()
-        _replace(draft_path, out)
+        storage.replace(draft_path, out)
     finally:
         shutil.rmtree(draft_path, ignore_errors=True)
 
@@ -282,10 +279,10 @@ def _artifact(path: Path, manifest: dict[str, Any]) -> Artifact:
 def record_failure(out: str | Path, kind: str, *, stage: str, error: str, variant: str = "") -> None:
     """Leave a mark at ``out`` that the stage failed, for a report that shows failed variants by their name."""
     out = Path(out)
-    draft_path = _draft_directory(out)
+    draft_path = storage.draft_directory(out)
     failed = {"stage": stage, "error": error, "variant": variant}
     _write_manifest(draft_path, {"kind": kind, "failed": failed})
-    _replace(draft_path, out)
+    storage.replace(draft_path, out)
 
 
 def run_digest(arguments: Mapping[str, Any], inputs: Mapping[str, Artifact]) -> str:
@@ -352,26 +349,6 @@ def _versions() -> dict[str, str]:
 def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
     text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False)
     (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
-
-
-def _draft_directory(out: Path) -> Path:
-    """Make a hidden directory beside ``out``, and remove what a kill within `_replace` has left there."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for sibling in out.parent.iterdir():
-        if re.fullmatch(rf"\.{re.escape(out.name)}\.\d+\.old", sibling.name):
-            shutil.rmtree(sibling, ignore_errors=True)
-    draft_path = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    draft_path.chmod(0o755)  # mkdtemp makes it private; another user's container reads it later
-    return draft_path
-
-
-def _replace(draft_path: Path, out: Path) -> None:
-    """Move the finished directory to ``out``; an older one there is set aside first, then removed."""
-    old = out.with_name(f".{out.name}.{os.getpid()}.old")
-    if out.exists():
-        os.replace(out, old)
-    os.replace(draft_path, out)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _sha256(file: Path) -> str:
