@@ -9,7 +9,9 @@ from safetensors.torch import load_file
 
 from sidgraft import artifacts, training
 from sidgraft.models import BaseModel, load_grafted, load_rows
+from sidgraft.stages.expand import expand
 from sidgraft.stages.ground import ground
+from sidgraft.variants import INITIALIZATIONS
 
 
 def run(shop, out, **settings):
@@ -30,6 +32,21 @@ def test_every_corpus_changes_every_row_and_nothing_else(shop, tmp_path, corpus)
     assert summary["last_loss"] < summary["first_loss"]
     log = json.loads((grounded.path / "training.json").read_text())["log"]
     assert [row["step"] for row in log] == list(range(1, summary["steps"] + 1))
+
+
+@pytest.mark.parametrize("corpus", ["gti", "cpt"])
+@pytest.mark.parametrize("initialization", INITIALIZATIONS)
+def test_every_initialization_is_grounded_on_either_corpus(shop, tmp_path, initialization, corpus):
+    """As in the variants mean+gti, centroid+gti, random+cpt, …: from the rows it starts with, and they learn."""
+    rows = str(tmp_path / "rows")
+    expand(
+        shop["semantic_ids"], shop["catalog"], shop["item_embeddings"], rows,
+        base_model="tiny", initialization=initialization,
+    )  # fmt: skip
+    summary = run(shop | {"token_rows": rows}, tmp_path / "out", corpus=corpus, epochs=2, keep_epochs="0")
+    grounded = artifacts.load(tmp_path / "out", "token_rows/v1")
+    assert torch.equal(load_rows(grounded, 0)["rows"], load_file(Path(rows) / "rows.safetensors")["rows"])
+    assert summary["last_loss"] < summary["first_loss"]
 
 
 def test_no_corpus_passes_the_rows_through(shop, tmp_path):
