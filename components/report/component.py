@@ -19,6 +19,7 @@ def report(
     ui_page: Output[HTML],
     title: str = "sidgraft",
     examples: int = 10,
+    reference: str = "",
 ):
     arguments = dict(locals())
     from pathlib import Path

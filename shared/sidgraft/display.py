@@ -42,6 +42,12 @@ def rate(value: float | None, digits: int = 4) -> str:
     return text.replace("0.", ".", 1) if value is not None and abs(value) < 1 else text
 
 
+def percent(value: float | None) -> str:
+    """Return a relative gain in percent as papers print it, with its sign; a dash where it is undefined."""
+    text = figure(value, 2) if value is None else figure(float(value), 2)
+    return f"+{text}" if value is not None and value > 0 else text
+
+
 def p_text(p: float) -> str:
     """Return a p-value for people."""
     return "p < .001" if p < 0.001 else f"p = {rate(p, 3)}"

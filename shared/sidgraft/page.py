@@ -56,6 +56,7 @@ def render(
     semantic_ids: Artifact,
     title: str,
     examples: int,
+    reference: str,
 ) -> tuple[str, str]:
     """Return the page's HTML and its verdict, the one sentence at the top."""
     shared = (catalog, interactions, semantic_ids)
@@ -79,6 +80,7 @@ def render(
         "significant": results.SIGNIFICANT,
         "intervals": results.interval_rows(measured, k),
         "depths": depths(measured, k),
+        "gains": results.relative_gains(measured, reference),
         "tables": results.metric_tables(measured, k),
         "pairs": pairs,
         "levels": results.level_tables(measured),
@@ -110,6 +112,7 @@ def environment() -> jinja2.Environment:
     for function in (
         display.block,
         display.figure,
+        display.percent,
         display.p_text,
         display.rate,
         display.setting,

@@ -253,6 +253,39 @@ def _spread(name: str, variants: list[Variant], key: Key) -> str:
     return "" if low is None or high is None else f" [{rate(low, 3)}, {rate(high, 3)}]"
 
 
+def relative_gains(variants: list[Variant], reference: str) -> dict[str, Any] | None:
+    """Return each model's metrics over all users relative to the variant ``reference``, in percent: 100 (x / r - 1).
+
+    x and r are means over the seeds that both variants have. None where the figure of the reference is zero or
+    missing; no table at all where the reference was not measured.
+    """
+    measured: dict[str, dict[int, dict[Key, Cell]]] = {}
+    for v in variants:
+        if MODEL in v.cells:
+            measured.setdefault(v.name, {})[v.seed] = v.cells[MODEL]
+    if reference not in measured:
+        return None
+    keys = {key for by_seed in measured.values() for cells in by_seed.values() for key in cells}
+    keys = {key for key in keys if key[0] == "all" and not key[1].startswith("level_")}
+    metrics = _ordered({metric for _, metric, _ in keys}, tuple(METRIC_NAMES))
+    ordered = [key for metric in metrics for key in sorted(key for key in keys if key[1] == metric)]
+    rows = []
+    for name, by_seed in measured.items():
+        seeds = sorted(by_seed.keys() & measured[reference].keys())
+        gains = [_gain(*[[of[s].get(key) for s in seeds] for of in (by_seed, measured[reference])]) for key in ordered]
+        rows.append((name, len(seeds), gains))
+    groups = [(METRIC_NAMES.get(m, m), sum(key[1] == m for key in ordered)) for m in metrics]
+    return {"reference": reference, "groups": groups, "headings": [_at_k(key) for key in ordered], "rows": rows}
+
+
+def _gain(cells: list[Cell | None], reference: list[Cell | None]) -> float | None:
+    pairs = [
+        (x[0], r[0]) for x, r in zip(cells, reference, strict=True) if x and r and x[0] is not None and r[0] is not None
+    ]
+    base = sum(r for _, r in pairs)
+    return 100 * (sum(x for x, _ in pairs) / base - 1) if base else None
+
+
 def _judgement(name: str, value: float, baselines: dict[str, float], pairs: dict[str, Any] | None) -> str:
     if not baselines:
         return "No baseline was measured beside it."

@@ -28,7 +28,7 @@ from sidgraft import artifacts
 from sidgraft.artifacts import Artifact, ArtifactError
 from sidgraft.page import depths, environment
 from sidgraft.provenance import settings
-from sidgraft.results import MODEL, Variant, aggregate, interval_rows, lines, metric_tables, verdict
+from sidgraft.results import MODEL, Variant, aggregate, interval_rows, lines, metric_tables, relative_gains, verdict
 from sidgraft.stages.report import report
 
 HOSTILE = [
@@ -442,3 +442,49 @@ def test_depths_of_grounding_are_one_curve_of_means_over_the_seeds():
     flat = [variant("centroid+cpt@0", 0, 0.1), variant("centroid+cpt@4", 0, 0.35)]  # the mean of .3 and .4
     assert depths(flat, 10)["chart"] == alone
     assert depths(variants[-1:], 10)["chart"] == ""
+
+
+def test_relative_gains_are_those_of_the_papers_layout() -> None:
+    """By hand; GTI's table prints (GTI / mean - 1): Recall@5 .0230 over .0226 is +1.77 %."""
+
+    def measured(name, seed, five, ten, ndcg):
+        cells = {
+            ("all", "recall", 5): five,
+            ("all", "recall", 10): ten,
+            ("all", "ndcg", 5): ndcg,
+            ("head", "recall", 5): 9.0,
+        }
+        return Variant(name, seed, cells={MODEL: {key: (value, None, None) for key, value in cells.items()}})
+
+    one = [measured("mean", 0, 0.0226, 0.0, 0.0150), measured("gti", 0, 0.0230, 0.0417, 0.0143)]
+    found = relative_gains(one, "mean")
+    assert found is not None
+    assert found["groups"] == [("Recall", 2), ("NDCG", 1)]
+    assert found["headings"] == ["@5", "@10", "@5"]
+    assert [row[:2] for row in found["rows"]] == [("mean", 1), ("gti", 1)]
+    assert found["rows"][0][2] == [0.0, None, 0.0]  # over a zero nothing can be said
+    assert [None if gain is None else round(gain, 2) for gain in found["rows"][1][2]] == [1.77, None, -4.67]
+
+    several = [
+        measured("mean", 0, 0.2, 0.2, 0.2),
+        measured("mean", 1, 0.4, 0.2, 0.2),
+        measured("gti", 1, 0.5, 0.3, 0.1),
+    ]
+    rows = {name: (seeds, gains) for name, seeds, gains in relative_gains(several, "mean")["rows"]}
+    assert rows["gti"][0] == 1  # only seed 1 is common: against .4, not against the mean .3
+    assert rows["gti"][1] == pytest.approx([25.0, 50.0, -50.0])
+    assert relative_gains(several, "other") is None
+
+
+def test_a_reference_is_shown_on_the_page_and_a_misspelt_one_refused(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    runs = [variant_artifacts(tmp_path, shared, name, 0, recall) for name, recall in (("mean", 0.04), ("gti", 0.05))]
+    _, html = run(tmp_path, runs, reference="mean")
+    text = Page(html).text
+    assert "Gains over mean, in percent" in text
+    assert "+25.00" in text
+    assert "Gains over" not in run(tmp_path, runs)[1]
+    with pytest.raises(ValueError, match="Did you mean mean"):
+        run(tmp_path, runs, reference="maen")
+    poisoned = [runs[1], failed(tmp_path, "ground", "bad", "mean, seed 0")]
+    assert "Gains over" not in run(tmp_path, poisoned, reference="mean")[1]

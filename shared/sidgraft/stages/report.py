@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sidgraft import artifacts, page
 from sidgraft.artifacts import Artifact, ArtifactError, FailedArtifactError
+from sidgraft.checks import one_of
 from sidgraft.page import MODEL, Variant
 
 COLUMNS = artifacts.SCHEMAS["metrics/v1"]["metrics.parquet"]
@@ -26,6 +27,7 @@ def report(
     *,
     title: str = "sidgraft",
     examples: int = 10,
+    reference: str = "",
 ) -> dict[str, Any]:
     """Join the variants' metrics and diagnostics into index.html, metrics.csv and metrics.parquet.
 
@@ -39,6 +41,7 @@ def report(
         out: Directory to write the report to.
         title: Title of the page.
         examples: Example users to show, with history, recommendations and target.
+        reference: Variant over which the relative gains of all variants are shown; empty shows none.
     """
     _check_lengths(metrics, recommendations, diagnostics)
     data = artifacts.load(catalog, "catalog/v1")
@@ -48,12 +51,14 @@ def report(
         _open(number, *paths) for number, paths in enumerate(zip(metrics, recommendations, diagnostics, strict=True), 1)
     ]
     rows = _all_rows(variants)
-    html, verdict = page.render(variants, data, histories, codes, title, examples)
+    if reference and not any(v.failures for v in variants):  # a study whose reference failed still has its report
+        one_of("reference", reference, dict.fromkeys(v.name for v in variants))
+    html, verdict = page.render(variants, data, histories, codes, title, examples, reference)
 
     inputs = {"catalog": data, "interactions": histories, "semantic_ids": codes}
     for number, variant in enumerate(variants, 1):
         inputs |= {f"{part.kind.split('/')[0]}_{number}": part for part in _parts(variant)}
-    arguments = {"title": title, "examples": examples}
+    arguments = {"title": title, "examples": examples, "reference": reference}
     with artifacts.create(out, "report/v1", stage="report", arguments=arguments, inputs=inputs) as draft:
         (draft.path / "index.html").write_text(html, encoding="utf-8")
         draft.write_table("metrics.parquet", pa.Table.from_pylist(rows, schema=COLUMNS))
