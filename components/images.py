@@ -13,6 +13,7 @@ IMAGES = {
     "prepare": "sidgraft/data",
     "embed": "sidgraft/gpu",
     "quantize": "sidgraft/cpu",
+    "baselines": "sidgraft/gpu",
     "expand": "sidgraft/cpu",
     "ground": "sidgraft/gpu",
     "finetune": "sidgraft/gpu",

@@ -18,8 +18,11 @@ PROGRESS = re.compile(r"^\S.*?  \d+/\d+ \S+  \d+%  .*$")
 
 # What a stage says that a person should see at once; the rest of it is in the log.
 NOTE = re.compile(
-    r"^(epoch \d|resuming from the checkpoint|embed: \S+ texts were longer|expand: scale=\S+ is left out)"
+    r"^(epoch \d|SASRec: best|resuming from the checkpoint|embed: \S+ texts were longer|expand: scale=\S+ is left out)"
 )
+
+# The rows of the comparison after the variants' models.
+BASELINES = ("popularity", "neighbours", "co-occurrence", "sasrec")
 
 # The figures of a stage's summary that its line shows, where it has them.
 FIGURES = {
@@ -29,16 +32,14 @@ FIGURES = {
     "expand": ("initialization", "n_new", "new_rows_norm", "base_rows_norm"),
     "ground": ("corpus", "steps", "first_loss", "last_loss"),
     "finetune": ("best_recall@5", "best_epoch", "t_star"),
-    "evaluate": ("model_recall@10", "popularity_recall@10", "neighbours_recall@10"),
+    "baselines": tuple(f"{name}_recall@10" for name in BASELINES),
+    "evaluate": ("model_recall@10", *(f"{name}_recall@10" for name in BASELINES)),
     "diagnose": ("effective_rank_fine_tuning", "rsa_pearson", "purity"),
     "report": ("variants", "failed"),
 }
 
 # Figures that are shown only where they are not zero.
 LOSSES = {"prepare": ("interactions_dropped",)}
-
-# The rows of the comparison after the variants' models.
-BASELINES = ("popularity", "neighbours")
 
 
 @dataclass

@@ -16,6 +16,9 @@ TYPES = {"str": str, "int": int, "float": float, "bool": bool, "list[str]": list
 # Stages that a pipeline runs once a variant and seed; it gives them the seed, and some of them the variant's name.
 SEEDED = ("expand", "ground", "finetune", "evaluate", "diagnose")
 
+# Settings of evaluate that the graph also gives to baselines, so that both judge the same users alike.
+JUDGED = ("split", "users", "exclude_history")
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -37,8 +40,9 @@ class Inputs:
 def pipeline_inputs(own: Sequence[Parameter], set_by_pipeline: Mapping[str, Sequence[str]]) -> list[Parameter]:
     """Return all inputs of a pipeline: the user's files, its own, and every setting of every stage.
 
-    ``set_by_pipeline`` names, for a stage, the settings that the graph sets itself.
+    ``set_by_pipeline`` names, for a stage, the settings that the graph sets itself, beside those in JUDGED.
     """
+    set_by_pipeline = {"baselines": JUDGED, **set_by_pipeline}
     inputs = []
     for stage in STAGES:
         for parameter in signature(stage).parameters:

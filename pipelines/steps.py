@@ -4,6 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
+from components.baselines.component import baselines
 from components.diagnose.component import diagnose
 from components.embed.component import embed
 from components.evaluate.component import evaluate
@@ -13,19 +14,29 @@ from components.ground.component import ground
 from components.prepare.component import prepare
 from components.quantize.component import quantize
 from components.report.component import report
-from pipelines.inputs import Inputs
+from pipelines.inputs import JUDGED, Inputs
 
-# What all variants share: item texts, histories, vectors and Semantic IDs.
+# What all variants share: item texts, histories, vectors, Semantic IDs and the baselines' recommendations.
 Shared = dict[str, Any]
 
 
 def shared_steps(inputs: Inputs) -> Shared:
-    """Prepare the data, embed the items and give them Semantic IDs."""
+    """Prepare the data, embed the items, give them Semantic IDs and recommend by the baselines."""
     data = prepare(**inputs.of("prepare"))
     catalog, interactions = data.outputs["out_catalog"], data.outputs["out_interactions"]
     vectors = embed(catalog=catalog, **inputs.of("embed")).outputs["out"]
     ids = quantize(item_embeddings=vectors, **inputs.of("quantize")).outputs["out"]
-    return {"catalog": catalog, "interactions": interactions, "item_embeddings": vectors, "semantic_ids": ids}
+    judged = {name: inputs[f"evaluate_{name}"] for name in JUDGED}
+    recommended = baselines(
+        interactions=interactions, catalog=catalog, item_embeddings=vectors, **inputs.of("baselines", **judged)
+    ).outputs["out"]
+    return {
+        "catalog": catalog,
+        "interactions": interactions,
+        "item_embeddings": vectors,
+        "semantic_ids": ids,
+        "baselines": recommended,
+    }
 
 
 def variant_steps(
@@ -70,7 +81,14 @@ def variant_steps(
         interactions=interactions,
         **inputs.of("finetune", **finetune_with, **common),
     ).outputs["out"]
-    judged = evaluate(model=model, **shared, **inputs.of("evaluate", variant=variant, **common))
+    judged = evaluate(
+        model=model,
+        semantic_ids=ids,
+        interactions=interactions,
+        catalog=catalog,
+        baselines=shared["baselines"],
+        **inputs.of("evaluate", variant=variant, **common),
+    )
     diagnosed = diagnose(
         initial_rows=rows,
         grounded_rows=grounded,

@@ -13,7 +13,7 @@ def evaluate(
     semantic_ids: Input[Dataset],
     interactions: Input[Dataset],
     catalog: Input[Dataset],
-    item_embeddings: Input[Dataset],
+    baselines: Input[Dataset],
     out_recommendations: Output[Dataset],
     out_metrics: Output[Artifact],
     ui_metrics: Output[Metrics],

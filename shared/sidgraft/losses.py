@@ -58,7 +58,8 @@ def _loss_and_gradients(
     loss = torch.zeros((), device=hidden_MD.device)
     for at in torch.arange(M, device=hidden_MD.device).split(max(LOGITS_AT_ONCE // sum(sizes), 1)):
         chunk = hidden_MD[at]
-        logits = torch.cat([chunk @ weight.T for weight in weights], dim=1).float()
+        products = [chunk @ weight.T for weight in weights]
+        logits = (products[0] if len(products) == 1 else torch.cat(products, dim=1)).float()
         target = targets_M[at, None]
         logits -= logits.amax(dim=1, keepdim=True)
         loss -= logits.gather(1, target).sum()

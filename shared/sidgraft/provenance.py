@@ -12,7 +12,7 @@ from sidgraft.artifacts import Artifact
 from sidgraft.display import show
 from sidgraft.results import Variant
 
-STAGES = ("prepare", "embed", "quantize", "expand", "ground", "finetune", "evaluate", "diagnose")
+STAGES = ("prepare", "embed", "quantize", "baselines", "expand", "ground", "finetune", "evaluate", "diagnose")
 PACKAGES = ("numpy", "pyarrow", "jinja2", "torch", "transformers", "sentence-transformers", "kfp")
 
 

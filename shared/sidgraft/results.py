@@ -95,7 +95,8 @@ def recommenders(variants: list[Variant]) -> list[str]:
 def aggregate(all_lines: list[Line]) -> list[Line]:
     """Return a line for each variant and baseline with cells (mean, standard deviation, number of seeds).
 
-    The standard deviation (n - 1) is None for a single seed; undefined values count in neither.
+    The standard deviation (n - 1) is None for a single seed; undefined values count in neither. A baseline that all
+    seeds share is one run, not several.
     """
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in all_lines:
@@ -105,6 +106,8 @@ def aggregate(all_lines: list[Line]) -> list[Line]:
         cells: dict[Key, Any] = {}
         for key in dict.fromkeys(key for line in members for key in line.cells):
             values = [v for line in members if (v := line.value(key)) is not None]
+            if recommender != MODEL and len(set(values)) == 1:
+                values = values[:1]
             mean = statistics.fmean(values) if values else None
             sd = statistics.stdev(values) if len(values) > 1 else None
             cells[key] = (mean, sd, len(values))

@@ -39,6 +39,14 @@ class Sequences:
             return np.sort(np.random.default_rng(0).choice(users, most, replace=False))
         return users
 
+    def judged(self, split: str, most: int = 0) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+        """The users of `users_with`, their histories and their targets [U]. Raises ValueError where there is none."""
+        users = self.users_with(split, most)
+        if not len(users):
+            raise ValueError(f"no user has a {split} target: give longer histories, or another split.")
+        targets = np.asarray([self.target(user, split) for user in users])
+        return users, [self.history(user, split) for user in users], targets
+
     def history(self, user: int, split: str) -> np.ndarray:
         """The items before a user's target (for test: the training part and the validation item)."""
         return self.items[user][: self.positions_U[split][user]]

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STAGES = ("prepare", "embed", "quantize", "expand", "ground", "finetune", "evaluate", "diagnose", "report")
+STAGES = (
+    "prepare", "embed", "quantize", "baselines", "expand", "ground", "finetune", "evaluate", "diagnose", "report",
+)  # fmt: skip
 
 # The inputs of the first stage are files of the user; every other argument without a default is the
 # directory of an artifact.

@@ -20,6 +20,7 @@ from sidgraft.progress import Progress
 WRITES = {
     "prepare": {"out_catalog": "catalog/v1", "out_interactions": "interactions/v1"},
     "embed": {"out": "item_embeddings/v1"}, "quantize": {"out": "semantic_ids/v1"},
+    "baselines": {"out": "recommendations/v1"},
     "expand": {"out": "token_rows/v1"}, "ground": {"out": "token_rows/v1"}, "finetune": {"out": "model/v1"},
     "evaluate": {"out_recommendations": "recommendations/v1", "out_metrics": "metrics/v1"},
     "diagnose": {"out": "diagnostics/v1"}, "report": {"out": "report/v1"},
@@ -28,6 +29,7 @@ KINDS = {
     "catalog": "catalog/v1", "interactions": "interactions/v1", "item_embeddings": "item_embeddings/v1",
     "semantic_ids": "semantic_ids/v1", "token_rows": "token_rows/v1", "initial_rows": "token_rows/v1",
     "grounded_rows": "token_rows/v1", "model": "model/v1",
+    "baselines": "recommendations/v1",
 }
 
 
@@ -65,7 +67,8 @@ def run(stage, given):
 
 def table(schema, given):
     rows = []
-    recommenders = ["model", "popularity", "neighbours"] if "recommender" in schema.names else [""]
+    recommenders = ["model", "popularity", "neighbours", "co-occurrence", "sasrec"]
+    recommenders = recommenders if "recommender" in schema.names else [""]
     for recommender in recommenders:
         row = {}
         for field in schema:

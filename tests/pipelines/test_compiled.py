@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from pipelines import build
+from pipelines.inputs import JUDGED
 from pipelines.settings import pipeline_inputs_of
 from sidgraft.signatures import STAGES, signature
 
@@ -35,9 +36,18 @@ def test_every_setting_of_every_stage_is_an_input_or_set_by_the_graph(name):
                 assert key not in inputs
             elif key in inputs:
                 assert inputs[key].default == parameter.default
+            elif stage == "baselines":
+                assert parameter.name in JUDGED  # given the value of evaluate's input
             else:
                 assert parameter.name in by_graph
                 assert stage in ("expand", "ground", "finetune", "evaluate", "diagnose")
+
+
+@pytest.mark.parametrize("name", build.PIPELINES)
+def test_baselines_judge_the_users_of_evaluate(name):
+    given = spec(name)["root"]["dag"]["tasks"]["baselines"]["inputs"]["parameters"]
+    found = {key: given[key]["componentInputParameter"] for key in JUDGED}
+    assert found == {key: f"evaluate_{key}" for key in JUDGED}
 
 
 @pytest.mark.parametrize("name", build.PIPELINES)

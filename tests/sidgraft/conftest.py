@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from sidgraft import artifacts
+from sidgraft.stages.baselines import baselines
 from sidgraft.stages.embed import embed
 from sidgraft.stages.expand import expand
 from sidgraft.stages.quantize import quantize
@@ -71,4 +72,6 @@ def shop(tmp_path_factory):
         made["semantic_ids"], made["catalog"], made["item_embeddings"], made["token_rows"],
         base_model="tiny", initialization="centroid",
     )  # fmt: skip
+    made["baselines"] = str(root / "baselines")
+    baselines(made["interactions"], made["catalog"], made["item_embeddings"], made["baselines"], sasrec_epochs=2)
     return made

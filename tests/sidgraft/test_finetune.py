@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sidgraft import artifacts, validation
+from sidgraft.stages.baselines import baselines
 from sidgraft.stages.evaluate import evaluate
 from sidgraft.stages.finetune import finetune
 
@@ -34,11 +35,19 @@ def trained(shop, tmp_path_factory):
 
 
 def judge(shop, model, out, **settings):
-    inputs = {n: shop[n] for n in ("semantic_ids", "interactions", "catalog", "item_embeddings")}
+    inputs = {n: shop[n] for n in ("semantic_ids", "interactions", "catalog", "baselines")}
     settings = {"precision": "float32", "variant": "v", "bootstrap": 100, "ks": "1,5,10"} | settings
     return evaluate(
         model=model, **inputs, out_recommendations=str(out / "rec"), out_metrics=str(out / "met"), **settings
     )
+
+
+def recommend(shop, out, **settings):
+    """The shop with baselines of other settings."""
+    made = dict(shop) | {"baselines": str(out / "baselines")}
+    data = (shop["interactions"], shop["catalog"], shop["item_embeddings"])
+    baselines(*data, made["baselines"], **({"sasrec_epochs": 1} | settings))
+    return made
 
 
 def test_it_learns_a_ring_of_purchases_far_above_popularity(shop, trained, tmp_path):
@@ -149,13 +158,13 @@ def test_recommendations_are_items_and_metrics_follow_from_them(shop, trained, t
     judge(shop, trained[0], tmp_path, beams=10)
     catalog = set(pq.read_table(Path(shop["catalog"]) / "catalog.parquet")["item_id"].to_pylist())
     rows = pq.read_table(tmp_path / "rec" / "recommendations.parquet").to_pylist()
-    assert {row["recommender"] for row in rows} == {"model", "popularity", "neighbours"}
+    assert {row["recommender"] for row in rows} == {"model", "popularity", "neighbours", "co-occurrence", "sasrec"}
     for row in rows:
         assert len(set(row["item_ids"])) == len(row["item_ids"]) == 10
         assert set(row["item_ids"]) <= catalog
         assert row["scores"] == sorted(row["scores"], reverse=True)
     metrics = pq.read_table(tmp_path / "met" / "metrics.parquet").to_pylist()
-    for recommender in ("model", "popularity", "neighbours"):
+    for recommender in ("model", "popularity", "neighbours", "co-occurrence", "sasrec"):
         mine = [row for row in rows if row["recommender"] == recommender]
         for k in (1, 5, 10):
             by_hand = np.mean([row["target_id"] in row["item_ids"][:k] for row in mine])
@@ -180,12 +189,12 @@ def test_of_recommendations_and_metrics_neither_is_finished_where_one_cannot_be_
 
     monkeypatch.setattr(artifacts.Draft, "write_table", fail)
     with pytest.raises(OSError, match="disk full"):
-        judge(shop, trained[0], tmp_path, users=2)
+        judge(shop, trained[0], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_excluding_the_history_holds_for_the_model_and_the_baselines(shop, trained, tmp_path):
-    judge(shop, trained[0], tmp_path, exclude_history=True)
+    judge(recommend(shop, tmp_path, exclude_history=True), trained[0], tmp_path, exclude_history=True)
     interactions = pq.read_table(Path(shop["interactions"]) / "interactions.parquet").to_pylist()
     histories = {row["user_id"]: set(row["item_ids"][: row["test_position"]]) for row in interactions}
     rows = pq.read_table(tmp_path / "rec" / "recommendations.parquet").to_pylist()
@@ -208,3 +217,33 @@ def test_artifacts_of_another_catalog_are_refused(shop, trained, tmp_path):
         draft.write_table("catalog.parquet", table)
     with pytest.raises(ValueError, match="do not hold the same items"):
         judge(wrong, trained[0], tmp_path)
+
+
+@pytest.mark.parametrize("other", [{"users": 7}, {"split": "valid"}, {"exclude_history": True}])
+def test_baselines_of_other_users_or_rules_are_refused(shop, trained, tmp_path, other):
+    name, value = next(iter(other.items()))
+    with pytest.raises(ValueError, match=rf"the baselines were made with {name}=.*, but evaluate has {name}={value}"):
+        judge(shop, trained[0], tmp_path, **other)
+    judge(recommend(shop, tmp_path, **other), trained[0], tmp_path, **other)
+
+
+def test_baselines_that_are_not_deep_enough_or_of_other_data_are_refused(shop, trained, tmp_path):
+    shallow = recommend(shop, tmp_path, depth=7)
+    with pytest.raises(ValueError, match="ks goes up to 10, but the baselines hold 7 items a user"):
+        judge(shallow, trained[0], tmp_path)
+    judge(shallow, trained[0], tmp_path, ks="5")
+    with pytest.raises(ValueError, match="expected that of `sidgraft baselines`"):
+        judge(shop | {"baselines": str(tmp_path / "rec")}, trained[0], tmp_path / "again")
+    table = pq.read_table(Path(shop["interactions"]) / "interactions.parquet").slice(1)
+    with artifacts.create(tmp_path / "others", "interactions/v1", stage="prepare", arguments={}) as draft:
+        draft.write_table("interactions.parquet", table)
+    with pytest.raises(ValueError, match="made from other interactions"):
+        judge(shop | {"interactions": str(tmp_path / "others")}, trained[0], tmp_path)
+
+
+def test_a_run_of_the_whole_catalog_measures_baselines_and_model_alike(shop, trained, tmp_path):
+    """Every target is somewhere in a full ranking: Recall@24 of all is 1."""
+    judge(shop, trained[0], tmp_path, ks="24", beams=24)
+    rows = pq.read_table(tmp_path / "met" / "metrics.parquet").to_pylist()
+    found = {r["recommender"]: r["value"] for r in rows if (r["slice"], r["metric"], r["k"]) == ("all", "recall", 24)}
+    assert found == dict.fromkeys(("model", "popularity", "neighbours", "co-occurrence", "sasrec"), 1.0)

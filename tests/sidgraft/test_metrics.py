@@ -1,11 +1,11 @@
-"""Metrics and baselines against hand-worked cases."""
+"""Metrics against hand-worked cases."""
 
 import math
 
 import numpy as np
 import pytest
 
-from sidgraft import baselines, metrics
+from sidgraft import metrics
 
 
 def test_ranks_recall_and_ndcg_by_hand():
@@ -57,25 +57,3 @@ def test_the_bootstrap_interval_of_a_mean_against_the_normal_formula():
     mean, error = values.mean(), values.std() / math.sqrt(2000)
     assert low == pytest.approx(mean - 1.96 * error, abs=0.15 * error)
     assert high == pytest.approx(mean + 1.96 * error, abs=0.15 * error)
-
-
-def test_popularity_is_the_most_frequent_and_skips_what_is_excluded():
-    items, scores = baselines.popularity(np.array([3, 9, 3, 1]), [np.array([], int), np.array([1, 0, 2])], 3)
-    assert items.tolist() == [[1, 0, 2], [3, -1, -1]]
-    assert scores[0].tolist() == [9, 3, 3]
-
-
-def test_neighbours_are_ranked_by_cosine_to_the_mean_of_unit_vectors():
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(40, 5)).astype(np.float32) * rng.uniform(0.1, 9, (40, 1)).astype(np.float32)
-    histories = [np.array([3, 8, 8]), np.array([], int), np.array([11])]
-    nothing = [np.array([], int)] * 3
-    items, scores = baselines.neighbours(vectors, histories, nothing, 6)
-    unit = vectors.astype(np.float64) / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    for row, history in enumerate(histories):
-        query = unit[history].mean(axis=0) if len(history) else unit.mean(axis=0)
-        cosine = unit @ query / np.linalg.norm(query)
-        order = np.argsort(-cosine, kind="stable")[:6]
-        assert items[row].tolist() == order.tolist()
-        np.testing.assert_allclose(scores[row], cosine[order], atol=1e-5)
-    assert items[2, 0] == 11  # the history's item stays recommendable unless it is excluded

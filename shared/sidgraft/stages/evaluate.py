@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sidgraft import artifacts, baselines, checks, metrics
+from sidgraft import artifacts, checks, metrics, recommendations
 from sidgraft.attention import use_packed_attention
 from sidgraft.beam import decode
-from sidgraft.embeddings import vectors_array
 from sidgraft.histories import training_counts
 from sidgraft.models import load_model
 from sidgraft.progress import say
@@ -20,13 +19,16 @@ from sidgraft.sids import codes_array
 from sidgraft.training import DTYPES
 from sidgraft.trie import build_trie
 
+# Settings that the baselines were made with and that must be those of the model.
+MUST_AGREE = ("split", "users", "exclude_history")
+
 
 def evaluate(
     model: str,
     semantic_ids: str,
     interactions: str,
     catalog: str,
-    item_embeddings: str,
+    baselines: str,
     out_recommendations: str,
     out_metrics: str,
     *,
@@ -42,14 +44,14 @@ def evaluate(
     variant: str = "",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Recommend for every user by trie-constrained beam search and compare with the baselines.
+    """Recommend for every user by trie-constrained beam search and measure it and the baselines alike.
 
     Args:
         model: Directory of the model artifact.
         semantic_ids: Directory of the semantic_ids artifact.
         interactions: Directory of the interactions artifact.
         catalog: Directory of the catalog artifact.
-        item_embeddings: Directory of the item_embeddings artifact, for the nearest-neighbour baseline.
+        baselines: Directory of the recommendations of `sidgraft baselines` for the same split, users and exclusion.
         out_recommendations: Directory to write the recommendations artifact to.
         out_metrics: Directory to write the metrics artifact to.
         split: test or valid: which target is predicted, from the history before it.
@@ -57,7 +59,7 @@ def evaluate(
         beams: Beams of the search.
         score: exact (log-softmax over the whole vocabulary) or restricted (over the valid children).
         users: Evaluate a sample of this many users, the same in every run on the same data; 0 takes all.
-        exclude_history: Leave the items of the history out, for the model and the baselines alike.
+        exclude_history: Leave the items of the history out; the baselines must have done the same.
         batch_tokens: Prompt tokens in a decoding batch.
         precision: bfloat16 or float32.
         bootstrap: Bootstrap samples over users for the 95 % intervals.
@@ -88,21 +90,16 @@ def evaluate(
         "semantic_ids": artifacts.load(semantic_ids, "semantic_ids/v1"),
         "interactions": artifacts.load(interactions, "interactions/v1"),
         "catalog": artifacts.load(catalog, "catalog/v1"),
-        "item_embeddings": artifacts.load(item_embeddings, "item_embeddings/v1"),
+        "baselines": artifacts.load(baselines, "recommendations/v1"),
     }
+    _check_baselines(inputs["baselines"], inputs["interactions"], settings, cut_offs)
     items = inputs["semantic_ids"].read_table("semantic_ids.parquet")
-    vectors = inputs["item_embeddings"].read_table("embeddings.parquet")
     check_same_items(inputs["catalog"].read_table("catalog.parquet", ["item_id"]), items)
-    check_same_items(vectors, items)
     item_ids = items["item_id"].to_pylist()
     sequences = read_sequences(inputs["interactions"], item_ids)
     count_N = training_counts(inputs["interactions"].read_table("interactions.parquet"), item_ids)
 
-    chosen = sequences.users_with(split, users)
-    if not len(chosen):
-        raise ValueError(f"no user has a {split} target: give longer histories, or another split.")
-    histories = [sequences.history(user, split) for user in chosen]
-    target_U = np.asarray([sequences.target(user, split) for user in chosen])
+    chosen, histories, target_U = sequences.judged(split, users)
     excluded = [np.unique(h) if exclude_history else h[:0] for h in histories]
     width = beams + max(map(len, excluded))  # so that enough are left when the excluded are taken out
 
@@ -125,8 +122,11 @@ def evaluate(
     )
     recommended = {
         "model": _leave_out(found.items_UG, found.scores_UG, excluded, beams),
-        "popularity": baselines.popularity(count_N, excluded, beams),
-        "neighbours": baselines.neighbours(vectors_array(vectors), histories, excluded, beams),
+    } | {
+        name: (items_UG[:, :beams], scores_UG[:, :beams])
+        for name, (items_UG, scores_UG) in recommendations.from_table(
+            inputs["baselines"].read_table("recommendations.parquet"), item_ids
+        ).items()
     }
 
     member = metrics.slices(count_N, target_U)
@@ -148,10 +148,11 @@ def evaluate(
     )
     trained = inputs["model"].metadata
     summary |= {key: trained[key] for key in ("t_star", "best_epoch") if key in trained}
+    table = recommendations.to_table(recommended, user_ids, target_U, item_ids)
     with artifacts.create(
         out_recommendations, "recommendations/v1", stage="evaluate", arguments=settings, inputs=inputs
     ) as draft:
-        draft.write_table("recommendations.parquet", _recommendations(recommended, user_ids, target_U, item_ids))
+        draft.write_table("recommendations.parquet", table)
         draft.metadata.update(users=len(chosen), variant=variant, seed=seed)
         draft.seal()  # before the metrics, so that a failure in either leaves neither
         with artifacts.create(out_metrics, "metrics/v1", stage="evaluate", arguments=settings, inputs=inputs) as draft:
@@ -177,6 +178,28 @@ def _cut_offs(ks: str, beams: int) -> list[int]:
     return usable
 
 
+def _check_baselines(
+    baselines: artifacts.Artifact, interactions: artifacts.Artifact, settings: dict[str, Any], cut_offs: list[int]
+) -> None:
+    """Raise ValueError unless the baselines were made for the same users, as deep as the tables go."""
+    if baselines.stage != "baselines":
+        raise ValueError(f"{baselines.path} is the output of {baselines.stage}, expected that of `sidgraft baselines`.")
+    differing = [name for name in MUST_AGREE if baselines.arguments[name] != settings[name]]
+    if differing:
+        made, wanted = (
+            ", ".join(f"{name}={values[name]}" for name in differing) for values in (baselines.arguments, settings)
+        )
+        raise ValueError(f"the baselines were made with {made}, but evaluate has {wanted}: give both the same.")
+    if baselines.lineage[baselines.digest]["inputs"]["interactions"] != interactions.digest:
+        raise ValueError("the baselines were made from other interactions: run `sidgraft baselines` on these.")
+    deep, wanted = baselines.arguments["depth"], max(cut_offs)
+    if deep < wanted:
+        raise ValueError(
+            f"ks goes up to {wanted}, but the baselines hold {deep} items a user: run `sidgraft baselines` with"
+            f" --depth {wanted}, or give smaller ks."
+        )
+
+
 def _max_length(model: artifacts.Artifact) -> int:
     """The length that the model was trained with."""
     return int(model.arguments["max_length"])
@@ -191,24 +214,6 @@ def _leave_out(
     is_out_UG = np.take_along_axis(is_out_UG, order_UG, axis=1)
     items = np.where(is_out_UG, -1, np.take_along_axis(items_UG, order_UG, axis=1))
     return items, np.where(is_out_UG, -np.inf, np.take_along_axis(scores_UG, order_UG, axis=1))
-
-
-def _recommendations(
-    recommended: dict[str, tuple[np.ndarray, np.ndarray]],
-    user_ids: list[str],
-    target_U: np.ndarray,
-    item_ids: list[str],
-) -> pa.Table:
-    names = np.asarray(item_ids, dtype=object)
-    columns: dict[str, list[Any]] = {name: [] for name in ("recommender", "user_id", "target_id", "item_ids", "scores")}
-    for recommender, (items_UG, scores_UG) in recommended.items():
-        columns["recommender"] += [recommender] * len(user_ids)
-        columns["user_id"] += user_ids
-        columns["target_id"] += list(names[target_U])
-        columns["item_ids"] += [list(names[row[row >= 0]]) for row in items_UG]
-        columns["scores"] += [scores[row >= 0] for row, scores in zip(items_UG, scores_UG, strict=True)]
-    schema = artifacts.SCHEMAS["recommendations/v1"]["recommendations.parquet"]
-    return pa.table([pa.array(columns[f.name], f.type) for f in schema], schema)
 
 
 def _summary(rows: list[tuple[Any, ...]], cut_offs: list[int]) -> dict[str, Any]:

@@ -1,0 +1,169 @@
+"""Recommend with what every model is measured against. Run: sidgraft baselines --help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sidgraft import artifacts, checks, metrics, recommendations, sasrec
+from sidgraft.baselines import best, co_occurrence, neighbours, popularity
+from sidgraft.embeddings import vectors_array
+from sidgraft.histories import training_counts
+from sidgraft.models import device
+from sidgraft.progress import say
+from sidgraft.sequences import Sequences, check_same_items, read_sequences
+
+
+def baselines(
+    interactions: str,
+    catalog: str,
+    item_embeddings: str,
+    out: str,
+    *,
+    split: str = "test",
+    users: int = 0,
+    exclude_history: bool = False,
+    depth: int = 200,
+    sasrec_epochs: int = 100,
+    sasrec_patience: int = 5,
+    sasrec_width: int = 64,
+    sasrec_layers: int = 2,
+    sasrec_heads: int = 2,
+    sasrec_dropout: float = 0.5,
+    sasrec_learning_rate: float = 1e-3,
+    sasrec_batch_size: int = 128,
+    sasrec_max_length: int = 50,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Recommend by popularity, embedding neighbours, co-occurrence and a trained SASRec, for every model's tables.
+
+    Args:
+        interactions: Directory of the interactions artifact.
+        catalog: Directory of the catalog artifact.
+        item_embeddings: Directory of the item_embeddings artifact, for the embedding neighbours.
+        out: Directory to write the recommendations artifact to.
+        split: test or valid: which target is predicted, from the history before it.
+        users: Recommend to a sample of this many users, the same in every run on the same data; 0 takes all.
+        exclude_history: Leave the items of the history out.
+        depth: Items recommended to a user: at least the largest cut-off that evaluate is to use.
+        sasrec_epochs: Most passes of SASRec over the users; 0 leaves SASRec out.
+        sasrec_patience: Stop SASRec after this many epochs without a better validation NDCG@10.
+        sasrec_width: Width of SASRec's states and item vectors.
+        sasrec_layers: Layers of SASRec.
+        sasrec_heads: Attention heads of SASRec; they share its width.
+        sasrec_dropout: Dropout of SASRec.
+        sasrec_learning_rate: Learning rate of SASRec's AdamW.
+        sasrec_batch_size: Users in a step of SASRec.
+        sasrec_max_length: Latest items of a history that SASRec sees.
+        seed: Seed of SASRec's weights, data order and dropout.
+    """
+    checks.one_of("split", split, ("test", "valid"))
+    checks.positive(
+        depth=depth,
+        sasrec_patience=sasrec_patience,
+        sasrec_width=sasrec_width,
+        sasrec_layers=sasrec_layers,
+        sasrec_heads=sasrec_heads,
+        sasrec_learning_rate=sasrec_learning_rate,
+        sasrec_batch_size=sasrec_batch_size,
+        sasrec_max_length=sasrec_max_length,
+    )
+    checks.not_negative(users=users, sasrec_epochs=sasrec_epochs, sasrec_dropout=sasrec_dropout)
+    if sasrec_dropout >= 1 or sasrec_width % sasrec_heads:
+        raise ValueError(
+            f"sasrec_dropout is {sasrec_dropout}, expected less than 1; sasrec_width is {sasrec_width}, expected a"
+            f" multiple of sasrec_heads, {sasrec_heads}."
+        )
+    settings = {
+        "split": split,
+        "users": users,
+        "exclude_history": exclude_history,
+        "depth": depth,
+        "sasrec_epochs": sasrec_epochs,
+        "sasrec_patience": sasrec_patience,
+        "sasrec_width": sasrec_width,
+        "sasrec_layers": sasrec_layers,
+        "sasrec_heads": sasrec_heads,
+        "sasrec_dropout": sasrec_dropout,
+        "sasrec_learning_rate": sasrec_learning_rate,
+        "sasrec_batch_size": sasrec_batch_size,
+        "sasrec_max_length": sasrec_max_length,
+        "seed": seed,
+    }
+    inputs = {
+        "interactions": artifacts.load(interactions, "interactions/v1"),
+        "catalog": artifacts.load(catalog, "catalog/v1"),
+        "item_embeddings": artifacts.load(item_embeddings, "item_embeddings/v1"),
+    }
+    items = inputs["catalog"].read_table("catalog.parquet", ["item_id"])
+    vectors = inputs["item_embeddings"].read_table("embeddings.parquet")
+    check_same_items(items, vectors)
+    item_ids = items["item_id"].to_pylist()
+    sequences = read_sequences(inputs["interactions"], item_ids)
+    count_N = training_counts(inputs["interactions"].read_table("interactions.parquet"), item_ids)
+    chosen, histories, target_U = sequences.judged(split, users)
+    excluded = [np.unique(h) if exclude_history else h[:0] for h in histories]
+    most = min(depth, len(item_ids))
+
+    training = sequences.training()
+    recommended = {
+        "popularity": popularity(count_N, excluded, most),
+        "neighbours": neighbours(vectors_array(vectors), histories, excluded, most),
+        "co-occurrence": co_occurrence(training, count_N, histories, excluded, most),
+    }
+    facts: dict[str, Any] = {}
+    if sasrec_epochs:
+        _, seen, wanted_U = _validation(sequences)
+        say(f"SASRec: training on {sum(len(part) > 1 for part in training)} users, {len(wanted_U)} to validate")
+        model, facts = sasrec.fit(
+            training,
+            seen,
+            wanted_U,
+            len(item_ids),
+            width=sasrec_width,
+            layers=sasrec_layers,
+            heads=sasrec_heads,
+            dropout=sasrec_dropout,
+            max_length=sasrec_max_length,
+            learning_rate=sasrec_learning_rate,
+            batch_size=sasrec_batch_size,
+            epochs=sasrec_epochs,
+            patience=sasrec_patience,
+            seed=seed,
+            device=device(),
+        )
+        recommended["sasrec"] = _by_sasrec(model, histories, excluded, most)
+
+    recalls = {
+        f"{name}_recall@10": float(metrics.recall_at(metrics.ranks(found, target_U), 10).mean())
+        for name, (found, _) in recommended.items()
+    }
+    user_ids = [sequences.user_ids[user] for user in chosen]
+    with artifacts.create(out, "recommendations/v1", stage="baselines", arguments=settings, inputs=inputs) as draft:
+        draft.write_table(
+            "recommendations.parquet", recommendations.to_table(recommended, user_ids, target_U, item_ids)
+        )
+        if facts:
+            draft.write_json("sasrec.json", facts)
+        draft.metadata.update(users=len(chosen), depth=most, recommenders=list(recommended))
+    best_epoch = {"sasrec_best_epoch": facts["best_epoch"]} if facts else {}
+    return {"users": len(chosen), "depth": most, **recalls, **best_epoch}
+
+
+def _validation(sequences: Sequences) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """The users with a validation target; none where nobody has one."""
+    if not len(sequences.users_with("valid")):
+        return np.zeros(0, dtype=np.int64), [], np.zeros(0, dtype=np.int64)
+    return sequences.judged("valid")
+
+
+def _by_sasrec(
+    model: sasrec.SASRec, histories: list[np.ndarray], excluded: list[np.ndarray], most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    items_UG = np.full((len(histories), most), -1)
+    scores_UG = np.full((len(histories), most), -np.inf, dtype=np.float32)
+    for group in sasrec.score_batches(histories, len(model.items.weight)):
+        scores_UN = sasrec.scores(model, [histories[u] for u in group]).cpu().numpy()
+        items_UG[group], scores_UG[group] = best(scores_UN, [excluded[u] for u in group], most)
+    return items_UG, scores_UG
