@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from pipelines.settings import PRESETS, SettingsError, preset_names, read_settings
+from sidgraft.storage import StorageError
 
 EXITS = (
     "exit status: 0 done; 3 done, but a variant of the study failed (the report shows it); 1 a stage failed;",
@@ -19,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return {"run": _run, "compile": _compile}[arguments.command](arguments)
-    except SettingsError as error:
+    except (SettingsError, StorageError) as error:
         print(f"python -m pipelines {arguments.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

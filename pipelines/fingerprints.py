@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import sidgraft
+from sidgraft import storage
 from sidgraft.signatures import STAGES
 
 LIBRARY = Path(sidgraft.__file__).parent
@@ -57,12 +58,14 @@ def code_digest(modules: tuple[str, ...]) -> str:
 
 
 def reference_digest(reference: str) -> str:
-    """Digest what a model reference stands for: a local file or directory, or an installed wheel; else empty.
+    """Digest what a model reference stands for: a file or directory, here or in a store, or a wheel; else empty.
 
     A model hub's name is left to the revision that the user gives.
     """
     if reference.startswith("wheel:"):
         return _wheel_digest(reference.removeprefix("wheel:"))
+    if storage.is_remote(reference):
+        return storage.fingerprint(reference)
     path = Path(reference)
     return path_digest(path) if reference and path.exists() else ""
 

@@ -8,7 +8,8 @@
     catalog.read_table("catalog.parquet"), catalog.metadata["items"], catalog.digest
 
 A draft is a hidden directory beside `out` that is renamed when it is complete and valid, so a killed stage
-leaves nothing that looks finished. `artifact.json` holds the kind, the arguments, the digest of every file, and
+leaves nothing that looks finished. A place may be `s3://bucket/key`: it is read through a checked local copy, and
+written by an upload of the finished draft. `artifact.json` holds the kind, the arguments, the digest of every file, and
 the lineage: the same for everything the artifact was made from, with the versions each of it was made with.
 """
 
@@ -221,19 +222,19 @@ def create(
     arguments: Mapping[str, Any],
     inputs: Mapping[str, Artifact] | None = None,
 ) -> Iterator[Draft]:
-    """Write an artifact: yield a draft, then validate it and move it to ``out`` in one rename.
+    """Write an artifact: yield a draft, then validate it and move it to ``out`` in one rename, or upload it there.
 
     ``arguments`` are the stage's settings (no paths); ``inputs`` the artifacts it was made from, by name. When
     the body raises, nothing is left at ``out`` but what was there before. Raises ArtifactError when the files do
     not keep the contract of ``kind``.
     """
-    out = Path(out)
-    draft_path = storage.draft_directory(out)
+    place = _local_place(out)
+    draft_path = storage.draft_directory(place)
     try:
-        draft = Draft(draft_path, out, kind, stage, dict(arguments), dict(inputs or {}))
+        draft = Draft(draft_path, place, kind, stage, dict(arguments), dict(inputs or {}))
         yield draft
         draft.seal()
-        storage.replace(draft_path, out)
+        _move(draft_path, place, out)
     finally:
         shutil.rmtree(draft_path, ignore_errors=True)
 
@@ -242,9 +243,10 @@ def load(path: str | Path, kind: str) -> Artifact:
     """Open an artifact and check it: kind, files, sizes, digests and columns.
 
     Raises FailedArtifactError for the mark that a failed stage left (see `record_failure`), and ArtifactError
-    with what was found, what was expected and which stage to run for everything else.
+    with what was found, what was expected and which stage to run for everything else; StorageError where a remote
+    one is missing, incomplete or damaged.
     """
-    path = Path(path)
+    path = storage.local(path)
     manifest = _read_manifest(path, kind)
     if "failed" in manifest:
         failed = manifest["failed"]
@@ -278,11 +280,24 @@ def _artifact(path: Path, manifest: dict[str, Any]) -> Artifact:
 
 def record_failure(out: str | Path, kind: str, *, stage: str, error: str, variant: str = "") -> None:
     """Leave a mark at ``out`` that the stage failed, for a report that shows failed variants by their name."""
-    out = Path(out)
-    draft_path = storage.draft_directory(out)
+    place = _local_place(out)
+    draft_path = storage.draft_directory(place)
     failed = {"stage": stage, "error": error, "variant": variant}
     _write_manifest(draft_path, {"kind": kind, "failed": failed})
-    storage.replace(draft_path, out)
+    _move(draft_path, place, out)
+
+
+def _local_place(out: str | Path) -> Path:
+    """Where the draft is made beside: ``out`` itself, or a folder of the cache for one that is uploaded."""
+    return storage.cache_folder() / "drafts" / Path(out).name if storage.is_remote(out) else Path(out)
+
+
+def _move(draft_path: Path, place: Path, out: str | Path) -> None:
+    if storage.is_remote(out):
+        storage.upload(draft_path, out)
+        shutil.rmtree(draft_path, ignore_errors=True)
+    else:
+        storage.replace(draft_path, place)
 
 
 def run_digest(arguments: Mapping[str, Any], inputs: Mapping[str, Artifact]) -> str:

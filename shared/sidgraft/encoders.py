@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from sidgraft import tables
+from sidgraft import storage, tables
 
 HASHING = "hashing"
 HASHING_WIDTH = 64
@@ -70,7 +70,9 @@ def load(
 
 
 def _locate(name: str) -> str:
-    """The directory of a wheel's model, found without importing the package; other names as they are."""
+    """The directory of a wheel's model, found without importing the package, or of one from a store; else the name."""
+    if storage.is_remote(name):
+        return str(storage.local(name))
     if not name.startswith("wheel:"):
         return name
     package = name.removeprefix("wheel:")

