@@ -67,12 +67,16 @@ def metric_rows(
     """All figures of one recommender: (slice, metric, k, value, low, high); low and high are the 95 % bootstrap.
 
     Metrics are recall and ndcg at each k and, where ``kept_UL`` tells it, level_1, level_2, …: how often the
-    beams hold the right first 1, 2, … codes (k is the number of beams). The slice head/tail is the ratio of the
+    beams hold the right first 1, 2, … codes (k is the number of beams), and lost_1, lost_2, …: how often they lose
+    the right item at code 1, 2, … and not before. The slice head/tail is the ratio of the
     two. A slice without users, or a ratio to zero, has no value.
     """
     columns = [("recall", k, recall_at(rank_U, k)) for k in ks] + [("ndcg", k, ndcg_at(rank_U, k)) for k in ks]
     if kept_UL is not None:
         columns += [(f"level_{i + 1}", beams, kept_UL[:, i].astype(np.float64)) for i in range(kept_UL.shape[1])]
+        # A beam that holds a prefix comes from one that held its beginning: kept falls from left to right.
+        lost_UL = -np.diff(kept_UL.astype(np.float64), axis=1, prepend=1.0)
+        columns += [(f"lost_{i + 1}", beams, lost_UL[:, i]) for i in range(kept_UL.shape[1])]
     values_UM = np.stack([values for _, _, values in columns], axis=1)
     rows = []
     means: dict[str, np.ndarray | None] = {}

@@ -84,6 +84,7 @@ def render(
         "tables": results.metric_tables(measured, k),
         "pairs": pairs,
         "levels": results.level_tables(measured),
+        "sweep": results.sweep(measured),
         "training": training(diagnosed),
         "compared": compared_measures(diagnosed),
         "diagnoses": [diagnosis(v) for v in diagnosed],

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sidgraft.artifacts import Artifact
-from sidgraft.charts import COLOURS
+from sidgraft.charts import COLOURS, Series, line_chart
 from sidgraft.display import joined, rate
 from sidgraft.paired import hits_by_user, holm, paired_difference
 
@@ -27,6 +27,7 @@ METRIC_NAMES = {"recall": "Recall", "ndcg": "NDCG", "precision": "Precision"}
 RATIO = "head/tail"  # a slice that is a ratio of two: no higher is better
 SLICES = ("all", "cold", "head", "tail", RATIO)
 SIGNIFICANT = 0.05
+SWEPT = 3  # cut-offs that make a curve
 
 
 @dataclass
@@ -127,7 +128,7 @@ def metric_tables(variants: list[Variant], k: int) -> list[dict[str, Any]]:
     if not variants:
         return []
     each = lines(variants)
-    keys = {key for line in each for key in line.cells if not key[1].startswith("level_")}
+    keys = {key for line in each for key in line.cells if not _of_decoding(key)}
     metrics = _ordered({m for _, m, _ in keys}, tuple(METRIC_NAMES))
     slices = _ordered({s for s, _, _ in keys}, SLICES)
     overall = [(METRIC_NAMES.get(m, m), sorted(key for key in keys if key[:2] == ("all", m))) for m in metrics]
@@ -163,23 +164,68 @@ def _at_k(key: Key) -> str:
 
 
 def level_tables(variants: list[Variant]) -> list[dict[str, Any]]:
-    """Return the accuracy by level of the code, model only: over the seeds first where there are several."""
+    """Return how often the beams hold the right prefix, and where they lose it by slice; over the seeds first.
+
+    Models only. Where the prefix is lost, a row's figures of one slice add up to 1, those that are found included.
+    """
     each = [line for line in lines(variants) if line.recommender == MODEL]
-    keys = {key for line in each for key in line.cells if key[0] == "all" and key[1].startswith("level_")}
-    ordered = sorted(keys, key=lambda key: (key[2], _level(key)))
-    groups = [(f"{n} beams", [key for key in ordered if key[2] == n]) for n in sorted({key[2] for key in keys})]
-    if not groups:
-        return []
+    keys = {key for line in each for key in line.cells if _of_decoding(key)}
+    levels = sorted((k for k in keys if k[1].startswith("level_") and k[0] == "all"), key=lambda k: (k[2], _level(k)))
+    beams = sorted({key[2] for key in levels})
+    held = [(f"{n} beams", [key for key in levels if key[2] == n]) for n in beams]
+    lost = []
+    for part in _ordered({s for s, m, _ in keys if m.startswith("lost_")}, SLICES):
+        for n in beams:
+            found = sorted((k for k in keys if k[1].startswith("lost_") and (k[0], k[2]) == (part, n)), key=_level)
+            name = _slice_name(part, variants) if len(beams) == 1 else f"{part.capitalize()}, {n} beams"
+            if found:
+                lost.append((name, [*found, (part, f"level_{_level(found[-1])}", n)]))
+    both = [("Right prefix among the beams", held, _level_name)] if held else []
+    both += [("First level without the right prefix", lost, _lost_name)] if lost else []
     if not _several_seeds(variants):
-        return [table("By level", each, groups, lambda key: f"Level {_level(key)}")]
+        return [table(name, each, groups, heading) for name, groups, heading in both]
+    over = aggregate(each)
     return [
-        table(f"By level, {how}", rows, groups, lambda key: f"Level {_level(key)}", aggregated=aggregated)
-        for how, rows, aggregated in (("mean over the seeds", aggregate(each), True), ("seed by seed", each, False))
+        table(f"{name}, {how}", rows, groups, heading, aggregated=rows is over)
+        for how, rows in (("mean over the seeds", over), ("seed by seed", each))
+        for name, groups, heading in both
     ]
 
 
+def _of_decoding(key: Key) -> bool:
+    return key[1].startswith(("level_", "lost_"))
+
+
 def _level(key: Key) -> int:
-    return int(key[1].removeprefix("level_"))
+    return int(key[1].rpartition("_")[2])
+
+
+def _level_name(key: Key) -> str:
+    return f"Level {_level(key)}"
+
+
+def _lost_name(key: Key) -> str:
+    return _level_name(key) if key[1].startswith("lost_") else "Found"
+
+
+def sweep(variants: list[Variant]) -> dict[str, Any] | None:
+    """Return charts of the metrics against k, a line a recommender (mean over the seeds), and their legend.
+
+    Baselines that differ between variants have a line each. None where fewer than three cut-offs were measured.
+    """
+    over = aggregate(lines(variants))
+    charts = []
+    for metric in ("recall", "ndcg"):
+        series = []
+        for number, line in enumerate(over):
+            points = [(float(k), line.value((s, m, k))) for s, m, k in sorted(line.cells) if (s, m) == ("all", metric)]
+            name = line.name if line.recommender == MODEL else " ".join(filter(None, (line.recommender, line.name)))
+            series.append(Series(name, [(k, value) for k, value in points if value is not None], number))
+        if any(len(one.points) >= SWEPT for one in series):
+            title = f"{METRIC_NAMES[metric]}@k"
+            charts.append((title, line_chart(series, x_label="k", y_label=title, from_zero=True)))
+            legend = [(one.name, one.colour % COLOURS, one.colour >= COLOURS) for one in series]
+    return {"charts": charts, "legend": legend} if charts else None
 
 
 def _metric(key: Key) -> str:
@@ -198,7 +244,9 @@ def table(
     groups = [(group, keys) for group, keys in groups if keys]
     keys = [key for _, members in groups for key in members]
     best = {
-        key: 0.0 if key[0] == RATIO else max((v for line in rows if (v := line.value(key)) is not None), default=0.0)
+        key: 0.0
+        if key[0] == RATIO or key[1].startswith("lost_")
+        else max((v for line in rows if (v := line.value(key)) is not None), default=0.0)
         for key in keys
     }
     body = []
@@ -269,7 +317,7 @@ def relative_gains(variants: list[Variant], reference: str) -> dict[str, Any] | 
     if reference not in measured:
         return None
     keys = {key for by_seed in measured.values() for cells in by_seed.values() for key in cells}
-    keys = {key for key in keys if key[0] == "all" and not key[1].startswith("level_")}
+    keys = {key for key in keys if key[0] == "all" and not _of_decoding(key)}
     metrics = _ordered({metric for _, metric, _ in keys}, tuple(METRIC_NAMES))
     ordered = [key for metric in metrics for key in sorted(key for key in keys if key[1] == metric)]
     rows = []

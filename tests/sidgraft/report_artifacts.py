@@ -85,6 +85,9 @@ def metric_rows(variant: str, seed: int, recall: float, popularity: float = 0.02
                         value = None  # an undefined figure
                     rows.append((recommender, part, metric, k, value))
     rows += [("model", "all", f"level_{n}", 10, min(1.0, recall * (5 - n))) for n in (1, 2, 3)]
+    for part in ("cold", "head"):
+        rows += [("model", part, f"lost_{n}", 10, share) for n, share in ((1, 0.4), (2, 0.3), (3, 0.1))]
+        rows.append(("model", part, "level_3", 10, 0.2))
     names = SCHEMAS["metrics/v1"]["metrics.parquet"].names
     return [dict(zip(names, (variant, seed, *row, *_interval(row[-1])), strict=True)) for row in rows]
 

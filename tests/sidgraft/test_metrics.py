@@ -46,6 +46,11 @@ def test_metric_rows_by_hand_with_an_empty_slice_and_a_ratio_to_zero():
     assert rows["head/tail", "recall", 3][0] == 2.0
     assert rows["all", "level_1", 3][0] == 0.75
     assert rows["all", "level_2", 3][0] == 0.5
+    # The third user loses the item at once, the second at the second code; the others keep it.
+    assert [rows["all", f"lost_{n}", 3][0] for n in (1, 2)] == [0.25, 0.25]
+    assert [rows["head", f"lost_{n}", 3][0] for n in (1, 2)] == [0.0, 0.5]
+    assert [rows["tail", f"lost_{n}", 3][0] for n in (1, 2)] == [0.5, 0.0]
+    assert rows["cold", "lost_1", 3][0] is None
     value, low, high = rows["all", "ndcg", 3]
     assert value == pytest.approx((1 + 0.5 + 1 / math.log2(3)) / 4)
     assert low <= value <= high

@@ -28,7 +28,18 @@ from sidgraft import artifacts
 from sidgraft.artifacts import Artifact, ArtifactError
 from sidgraft.page import depths, environment
 from sidgraft.provenance import settings
-from sidgraft.results import MODEL, Variant, aggregate, interval_rows, lines, metric_tables, relative_gains, verdict
+from sidgraft.results import (
+    MODEL,
+    Variant,
+    aggregate,
+    interval_rows,
+    level_tables,
+    lines,
+    metric_tables,
+    relative_gains,
+    sweep,
+    verdict,
+)
 from sidgraft.stages.report import report
 
 HOSTILE = [
@@ -488,3 +499,31 @@ def test_a_reference_is_shown_on_the_page_and_a_misspelt_one_refused(tmp_path: P
         run(tmp_path, runs, reference="maen")
     poisoned = [runs[1], failed(tmp_path, "ground", "bad", "mean, seed 0")]
     assert "Gains over" not in run(tmp_path, poisoned, reference="mean")[1]
+
+
+# ------------------------------------------------------------------------------------------------ decoding, pools
+
+
+def test_where_the_search_loses_the_item_is_a_table_by_slice() -> None:
+    held, lost = level_tables([variant("mean", 0, 0.03), variant("centroid", 0, 0.06)])
+    assert held["groups"] == [("10 beams", 3)]
+    assert lost["groups"] == [("Cold (56 users)", 4), ("Head", 4)]
+    assert lost["headings"] == ["Level 1", "Level 2", "Level 3", "Found"] * 2
+    for row in lost["rows"]:
+        assert [cell["value"] for cell in row["cells"]] == [0.4, 0.3, 0.1, 0.2] * 2
+        assert not any(cell["best"] for cell in row["cells"][:3])  # losing more is not better
+    tables = metric_tables([variant("mean", 0, 0.03)], 10)
+    assert not any("ost" in heading or "evel" in heading for t in tables for heading in t["headings"])
+
+
+def test_three_cut_offs_make_a_curve_and_two_do_not() -> None:
+    few = [variant("mean", 0, 0.03), variant("centroid", 0, 0.06)]
+    assert sweep(few) is None
+    for v in few:
+        for cells in v.cells.values():
+            cells["all", "recall", 200] = (0.5, 0.4, 0.6)
+    shown = sweep(few)
+    assert shown is not None
+    assert [name for name, _ in shown["charts"]] == ["Recall@k"]
+    assert [name for name, _, _ in shown["legend"]] == ["mean", "centroid", "popularity", "neighbours"]
+    assert shown["charts"][0][1].count("<polyline") == 4
