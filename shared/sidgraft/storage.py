@@ -45,7 +45,7 @@ FILES_AT_ONCE = 4  # of a folder that is read
 MEGABYTE = 1_000_000
 
 # A request is tried again when the store does not answer or is overloaded. The waits of one request add up to about
-# 75 seconds (0.5, 1, 2, … at most 20 each, and up to half a second of jitter): a store that is restarted is back by
+# 75 seconds (0, 1, 2, 4, … at most 20 each, and up to half a second of jitter): a store that is restarted is back by
 # then. An answer that breaks off, and what else a repeated request cannot mend, is tried again from where it was.
 CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 60.0
 TRIES = 8
