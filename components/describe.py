@@ -12,6 +12,7 @@ EXTRAS = {
     ),
     "ui_metrics": "The numbers of the summary, as the user interface shows them.",
     "ui_page": "The page, as the user interface shows it.",
+    "ui_decision": "The decision and its reasons, as the user interface shows them.",
 }
 
 

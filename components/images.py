@@ -20,6 +20,8 @@ IMAGES = {
     "evaluate": "sidgraft/gpu",
     "diagnose": "sidgraft/cpu",
     "report": "sidgraft/data",
+    "publish": "sidgraft/gpu",
+    "recommend": "sidgraft/gpu",
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sidgraft.signatures import FILES, REQUIRED, STAGES, Parameter, signature
+from sidgraft.signatures import FILES, REQUIRED, TRAINING, Parameter, signature
 
 TYPES = {"str": str, "int": int, "float": float, "bool": bool, "list[str]": list[str], "list[int]": list[int]}
 
@@ -38,13 +38,13 @@ class Inputs:
 
 
 def pipeline_inputs(own: Sequence[Parameter], set_by_pipeline: Mapping[str, Sequence[str]]) -> list[Parameter]:
-    """Return all inputs of a pipeline: the user's files, its own, and every setting of every stage.
+    """Return all inputs of a pipeline: the user's files, its own, and every setting of every stage of training.
 
     ``set_by_pipeline`` names, for a stage, the settings that the graph sets itself, beside those in JUDGED.
     """
     set_by_pipeline = {"baselines": JUDGED, **set_by_pipeline}
     inputs = []
-    for stage in STAGES:
+    for stage in TRAINING:
         for parameter in signature(stage).parameters:
             if parameter.name in FILES.get(stage, ()):
                 inputs.append(parameter)

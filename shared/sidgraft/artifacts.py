@@ -110,6 +110,15 @@ SCHEMAS: dict[str, dict[str, pa.Schema]] = {
     },
     "diagnostics/v1": {},
     "report/v1": {},
+    # What was published: the model, semantic_ids and metrics artifacts whole, each in a folder of its own, and the
+    # catalog they were made from, an item a row with the digest of its text.
+    "bundle/v1": {"items.parquet": _fields(("item_id", pa.string(), False), ("text_digest", pa.string(), False))},
+    "decision/v1": {},
+    "user_recommendations/v1": {
+        "recommendations.parquet": _fields(
+            ("user_id", pa.string(), False), ("item_ids", STRINGS, False), ("scores", pa.list_(pa.float32()), False)
+        )
+    },
 }
 
 # Files without a table contract that an artifact cannot do without.
@@ -119,6 +128,12 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "model/v1": ("config.json", "sid_vocabulary.json"),
     "diagnostics/v1": ("diagnostics.json",),
     "report/v1": ("index.html", "metrics.csv", "metrics.parquet"),
+    "bundle/v1": (
+        "README.md",
+        "catalog.json",
+        *(f"{part}/{MANIFEST}" for part in ("model", "semantic_ids", "metrics")),
+    ),
+    "decision/v1": ("decision.json", "decision.md"),
 }
 
 MADE_BY = {
@@ -132,6 +147,9 @@ MADE_BY = {
     "metrics/v1": "evaluate",
     "diagnostics/v1": "diagnose",
     "report/v1": "report",
+    "bundle/v1": "publish",
+    "decision/v1": "publish or watch",
+    "user_recommendations/v1": "recommend",
 }
 
 
@@ -251,6 +269,11 @@ def load(path: str | Path, kind: str) -> Artifact:
     if "failed" in manifest:
         failed = manifest["failed"]
         raise FailedArtifactError(failed["stage"], failed["error"], failed.get("variant", ""))
+    if _is_newer(manifest["kind"], kind):
+        raise ArtifactError(
+            f"{path} holds {manifest['kind']}, a newer format than the {kind} that sidgraft {sidgraft.__version__}"
+            " reads: use the sidgraft that wrote it, or a newer one."
+        )
     if manifest["kind"] != kind:
         raise ArtifactError(
             f"{path} holds {manifest['kind']}, expected {kind}: give the output of `sidgraft {MADE_BY[kind]}`."
@@ -264,6 +287,12 @@ def load(path: str | Path, kind: str) -> Artifact:
             )
     _check_contract(path, kind)
     return _artifact(path, manifest)
+
+
+def _is_newer(found: Any, kind: str) -> bool:
+    """Whether ``found`` is a later version of the same format, such as bundle/v2 for bundle/v1."""
+    (name, _, version), (wanted, _, known) = str(found).partition("/v"), kind.partition("/v")
+    return name == wanted and version.isdigit() and int(version) > int(known)
 
 
 def _artifact(path: Path, manifest: dict[str, Any]) -> Artifact:

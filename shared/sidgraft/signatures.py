@@ -12,13 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STAGES = (
+# The stages that make and judge a model, in the order of the graph, and those that put it to use.
+TRAINING = (
     "prepare", "embed", "quantize", "baselines", "expand", "ground", "finetune", "evaluate", "diagnose", "report",
 )  # fmt: skip
+SERVING = ("publish", "recommend")
+STAGES = (*TRAINING, *SERVING)
 
-# The inputs of the first stage are files of the user; every other argument without a default is the
+# Places that the user names: files, and the folder of the bundles. Every other argument without a default is the
 # directory of an artifact.
-FILES = {"prepare": ("catalog", "interactions")}
+FILES = {
+    "prepare": ("catalog", "interactions"),
+    "publish": ("bundles",),
+    "recommend": ("bundles", "histories"),
+}
 
 REQUIRED: Any = object()  # the default of a parameter that has none
 

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import sidgraft
-from sidgraft.signatures import STAGES
+from sidgraft.signatures import TRAINING
 
 STANDIN = """
 import os, signal, time
@@ -92,7 +92,7 @@ def write(folder: Path) -> None:
     package = folder / "sidgraft"
     shutil.copytree(Path(sidgraft.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "standin.py").write_text(STANDIN)
-    for stage in STAGES:
+    for stage in TRAINING:
         file = package / "stages" / f"{stage}.py"
         tree = ast.parse(file.read_text(encoding="utf-8"))
         function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == stage)

@@ -6,7 +6,7 @@ import yaml
 from pipelines import build
 from pipelines.inputs import JUDGED
 from pipelines.settings import pipeline_inputs_of
-from sidgraft.signatures import STAGES, signature
+from sidgraft.signatures import TRAINING, signature
 
 
 def spec(name):
@@ -29,7 +29,7 @@ def test_every_setting_of_every_stage_is_an_input_or_set_by_the_graph(name):
         if name == "study"
         else set()
     )
-    for stage in STAGES:
+    for stage in TRAINING:
         for parameter in signature(stage).parameters:
             key = f"{stage}_{parameter.name}"
             if parameter.required or key in by_loop:

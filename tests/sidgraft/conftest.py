@@ -9,7 +9,9 @@ import pytest
 from sidgraft import artifacts
 from sidgraft.stages.baselines import baselines
 from sidgraft.stages.embed import embed
+from sidgraft.stages.evaluate import evaluate
 from sidgraft.stages.expand import expand
+from sidgraft.stages.finetune import finetune
 from sidgraft.stages.quantize import quantize
 
 ITEMS = 24
@@ -75,3 +77,29 @@ def shop(tmp_path_factory):
     made["baselines"] = str(root / "baselines")
     baselines(made["interactions"], made["catalog"], made["item_embeddings"], made["baselines"], sasrec_epochs=2)
     return made
+
+
+def train_and_judge(shop, root: Path, **settings) -> dict[str, str]:
+    """A model fine-tuned on the shop and evaluated: what publish takes, by its parameters' names."""
+    made = {name: str(root / name) for name in ("model", "recommendations", "metrics")}
+    settings = {"learning_rate": 5e-3, "batch_size": 8, "patience": 99, "precision": "float32"} | settings
+    inputs = {name: shop[name] for name in ("token_rows", "catalog", "semantic_ids", "interactions")}
+    finetune(**inputs, out=made["model"], **settings)
+    inputs = {name: shop[name] for name in ("semantic_ids", "interactions", "catalog", "baselines")}
+    evaluate(
+        model=made["model"], **inputs, out_recommendations=made["recommendations"], out_metrics=made["metrics"],
+        precision="float32", bootstrap=100, ks="5,10",
+    )  # fmt: skip
+    return made | {name: shop[name] for name in ("semantic_ids", "interactions", "catalog")}
+
+
+@pytest.fixture(scope="session")
+def good(shop, tmp_path_factory):
+    """A model that has learnt the ring."""
+    return train_and_judge(shop, tmp_path_factory.mktemp("good"), epochs=25)
+
+
+@pytest.fixture(scope="session")
+def bad(shop, tmp_path_factory):
+    """A model that has learnt next to nothing."""
+    return train_and_judge(shop, tmp_path_factory.mktemp("bad"), epochs=1, learning_rate=1e-6)

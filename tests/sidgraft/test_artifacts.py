@@ -32,6 +32,7 @@ def write(out, kind, table=None, *, stage="test", arguments=None, inputs=None, m
     """Write an artifact of any kind with its required files; ``table`` replaces its first table."""
     with artifacts.create(out, kind, stage=stage, arguments=arguments or {}, inputs=inputs) as draft:
         for name in artifacts.REQUIRED.get(kind, ()):
+            (draft.path / name).parent.mkdir(exist_ok=True)
             (draft.path / name).write_bytes(b"{}")
         for name, schema in SCHEMAS[kind].items():
             draft.write_table(name, pa.table(columns(schema)) if table is None else table)

@@ -1,0 +1,126 @@
+"""Published bundles: immutable versions under one place, and the pointer `latest.json` to the one in use.
+
+    BUNDLES/versions/<version>/   a bundle/v1 artifact: model/, semantic_ids/, metrics/, items.parquet, README.md
+    BUNDLES/latest.json           which version is in use
+
+BUNDLES is a folder, local or `s3://bucket/key`. A version is written whole before the pointer moves, and the pointer
+is replaced at once: a publisher that is killed at any point leaves it on a whole bundle.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from sidgraft import artifacts, storage
+from sidgraft.artifacts import Artifact, ArtifactError
+
+KIND = "bundle/v1"
+LATEST = "latest.json"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One published version, opened and checked."""
+
+    version: str
+    bundle: Artifact
+
+    def part(self, name: str) -> Artifact:
+        """The artifact inside the bundle: model, semantic_ids or metrics."""
+        return artifacts.load(self.bundle.path / name, f"{name}/v1")
+
+
+def version_uri(bundles: str, version: str) -> str:
+    """Where a version stands."""
+    return f"{str(bundles).rstrip('/')}/versions/{version}"
+
+
+def latest_version(bundles: str) -> str:
+    """The version that `latest.json` names; empty where nothing is published yet."""
+    file = f"{str(bundles).rstrip('/')}/{LATEST}"
+    if not storage.exists(file):
+        return ""
+    try:
+        version = json.loads(storage.read_text(file))["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(
+            f'{file} is damaged: expected JSON such as {{"version": "v-…"}}. Write the name of a folder under'
+            f" {version_uri(bundles, '')} into it."
+        ) from error
+    return str(version)
+
+
+def open_bundle(bundles: str, version: str = "") -> Bundle:
+    """Open a published version, or the latest.
+
+    Raises ArtifactError when it is missing, damaged or of a newer format.
+    """
+    version = version or latest_version(bundles)
+    if not version:
+        raise ArtifactError(f"{bundles} has no {LATEST}: nothing is published there yet; run `sidgraft publish`.")
+    return Bundle(version, artifacts.load(storage.local(version_uri(bundles, version)), KIND))
+
+
+def point_to(bundles: str, version: str, previous: str) -> None:
+    """Move `latest.json` to a version that is whole, at once."""
+    text = json.dumps({"version": version, "previous": previous}, indent=1) + "\n"
+    storage.write_text(f"{str(bundles).rstrip('/')}/{LATEST}", text)
+
+
+@contextmanager
+def publishing(bundles: str) -> Iterator[None]:
+    """Hold a local folder for one publisher at a time: each judges against what the one before has published.
+
+    The lock ends with the process that holds it, however that ends. An object store has no lock: there the pointer
+    is read again before it moves.
+    """
+    if storage.is_remote(bundles):
+        yield
+        return
+    Path(bundles).mkdir(parents=True, exist_ok=True)
+    with (Path(bundles) / ".publish.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def new_version(bundles: str, version: str) -> Iterator[Path]:
+    """A local place to write a version's artifact to; one of an object store is sent there at the end, whole.
+
+    What killed publishers have left half written in a local folder goes; call it within `publishing`.
+    """
+    place = version_uri(bundles, version)
+    if storage.is_remote(place):
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / version
+            storage.upload(Path(folder) / version, place)
+        return
+    for leftover in Path(place).parent.glob(".*.partial"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    yield Path(place)
+
+
+def item_digests(catalog: pa.Table) -> pa.Table:
+    """Items with the digest of their text, in item_id order: what tells new and changed items from known ones."""
+    texts = catalog["text"].to_pylist()
+    digests = [hashlib.sha256(text.encode()).hexdigest()[:32] for text in texts]
+    return pa.table({"item_id": catalog["item_id"], "text_digest": digests}).sort_by("item_id")
+
+
+def catalog_digest(items: pa.Table) -> str:
+    """One name for a whole catalog, from `item_digests`: the order of its rows and the dates of files do not count."""
+    hashed = hashlib.sha256()
+    for batch in items.to_batches():
+        for item_id, digest in zip(batch["item_id"].to_pylist(), batch["text_digest"].to_pylist(), strict=True):
+            hashed.update(json.dumps([item_id, digest]).encode())
+    return hashed.hexdigest()
