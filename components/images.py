@@ -21,6 +21,7 @@ IMAGES = {
     "diagnose": "sidgraft/cpu",
     "report": "sidgraft/data",
     "publish": "sidgraft/gpu",
+    "watch": "sidgraft/cpu",
     "recommend": "sidgraft/gpu",
 }
 

@@ -16,7 +16,7 @@ from typing import Any
 TRAINING = (
     "prepare", "embed", "quantize", "baselines", "expand", "ground", "finetune", "evaluate", "diagnose", "report",
 )  # fmt: skip
-SERVING = ("publish", "recommend")
+SERVING = ("publish", "watch", "recommend")
 STAGES = (*TRAINING, *SERVING)
 
 # Places that the user names: files, and the folder of the bundles. Every other argument without a default is the
@@ -24,6 +24,7 @@ STAGES = (*TRAINING, *SERVING)
 FILES = {
     "prepare": ("catalog", "interactions"),
     "publish": ("bundles",),
+    "watch": ("bundles",),
     "recommend": ("bundles", "histories"),
 }
 

@@ -1,0 +1,168 @@
+"""Compare the catalog with the published bundle: does it need a new training? Run: sidgraft watch --help."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sidgraft import artifacts, checks, drift, quantizers
+from sidgraft.artifacts import Artifact
+from sidgraft.bundles import Bundle, catalog_digest, item_digests, latest_version, open_bundle
+from sidgraft.catalog import item_categories
+from sidgraft.embeddings import vectors_array
+from sidgraft.gate import Check, table, write_decision
+from sidgraft.progress import say
+from sidgraft.sequences import check_same_items
+from sidgraft.sids import codes_array
+
+EXAMPLES = 10
+
+
+def watch(
+    catalog: str,
+    item_embeddings: str,
+    bundles: str,
+    out: str,
+    *,
+    max_changed_share: float = 0.2,
+    max_error_ratio: float = 2.0,
+    max_collision_rate: float = 1.0,
+    max_category_shift: float = 0.1,
+) -> dict[str, Any]:
+    """Compare the catalog, row by row, with the one of the latest bundle: train nothing, an increment, or all anew.
+
+    Args:
+        catalog: Directory of the catalog artifact.
+        item_embeddings: Directory of the item_embeddings artifact of this catalog.
+        bundles: Folder of all published versions, local or s3://, with the pointer latest.json.
+        out: Directory to write the decision artifact to.
+        max_changed_share: Largest share of the catalog that may be new or have another text, for an increment.
+        max_error_ratio: Largest quantization error of new and changed items, in multiples of that of the known ones.
+        max_collision_rate: Largest share of items that may share their semantic codes with another.
+        max_category_shift: Largest total variation distance between the mixes of categories, from 0 to 1.
+    """
+    settings = {
+        "max_changed_share": max_changed_share,
+        "max_error_ratio": max_error_ratio,
+        "max_collision_rate": max_collision_rate,
+        "max_category_shift": max_category_shift,
+    }
+    checks.not_negative(**settings)
+    inputs = {
+        "catalog": artifacts.load(catalog, "catalog/v1"),
+        "item_embeddings": artifacts.load(item_embeddings, "item_embeddings/v1"),
+    }
+    now = inputs["catalog"].read_table("catalog.parquet")
+    vectors = inputs["item_embeddings"].read_table("embeddings.parquet")
+    check_same_items(now, vectors)
+    if inputs["catalog"].digest not in inputs["item_embeddings"].lineage:
+        raise ValueError(
+            "the embeddings were made from another catalog than the one given: run `sidgraft embed` on it."
+        )
+    digests = item_digests(now)
+    version = latest_version(bundles)
+    facts = {"version": version, "catalog_digest": catalog_digest(digests), "items": now.num_rows}
+    limits: list[Check] = []
+    names: dict[str, list[str]] = {"new": [], "changed": [], "gone": []}
+    if not version:
+        decision, reasons = "full", ["Nothing is published yet."]
+    else:
+        bundle = open_bundle(bundles)
+        inputs["bundle"] = bundle.bundle
+        names = _differences(bundle.bundle.read_table("items.parquet"), digests)
+        if other := _other_encoder(bundle, inputs["item_embeddings"]):
+            decision, reasons = "full", [other]
+        else:
+            limits = _limits(bundle, now, vectors, names, settings)
+            decision, reasons = _decide(names, limits)
+    facts |= {f"{name}_items": len(ids) for name, ids in names.items()}
+    say(f"watch: {decision}. {reasons[0]}")
+    with artifacts.create(out, "decision/v1", stage="watch", arguments=settings, inputs=inputs) as draft:
+        body = {"decision": decision, "reasons": reasons, **facts}
+        body |= {"checks": [vars(check) | {"passed": check.passed} for check in limits]}
+        write_decision(draft, f"Retraining: {decision}", body, _details(limits, names))
+        schema = pa.schema([("item_id", pa.string()), ("change", pa.string())])
+        rows = [{"item_id": item, "change": name} for name, ids in names.items() for item in ids]
+        draft.write_table("changes.parquet", pa.Table.from_pylist(rows, schema))
+        draft.metadata.update(facts, decision=decision)
+        return dict(draft.metadata)
+
+
+def _differences(before: pa.Table, now: pa.Table) -> dict[str, list[str]]:
+    """Items that are new, have another text, or are gone; each in item_id order."""
+    old = dict(zip(before["item_id"].to_pylist(), before["text_digest"].to_pylist(), strict=True))
+    new = dict(zip(now["item_id"].to_pylist(), now["text_digest"].to_pylist(), strict=True))
+    return {
+        "new": [item for item in new if item not in old],
+        "changed": [item for item, digest in new.items() if item in old and old[item] != digest],
+        "gone": [item for item in old if item not in new],
+    }
+
+
+def _other_encoder(bundle: Bundle, embeddings: Artifact) -> str:
+    """Why the saved quantizer cannot encode these embeddings; empty where it can."""
+    known = bundle.bundle.metadata["encoder"]
+    found = embeddings.arguments.get("encoder", "own vectors")
+    if found != known:
+        return f"The catalog is embedded by {found}, the published bundle by {known}."
+    wanted = bundle.part("semantic_ids").read_json(quantizers.DESCRIPTION)["input_dim"]
+    width = embeddings.metadata["width"]
+    return "" if width == wanted else f"The embeddings have {width} dimensions, the published quantizer takes {wanted}."
+
+
+def _limits(
+    bundle: Bundle, now: pa.Table, vectors: pa.Table, names: dict[str, list[str]], settings: dict[str, float]
+) -> list[Check]:
+    """How far the catalog has moved. Known items keep their codes; the saved quantizer encodes the new ones."""
+    ids = bundle.part("semantic_ids")
+    table = ids.read_table("semantic_ids.parquet")
+    codes_of = dict(zip(table["item_id"].to_pylist(), codes_array(table)[:, :-1], strict=True))
+    item_ids = vectors["item_id"].to_pylist()
+    vectors_Nd = vectors_array(vectors)
+    is_new_N = np.asarray([item not in codes_of for item in item_ids])
+    codes_NL = np.empty((len(item_ids), codes_array(table).shape[1] - 1), np.int64)
+    if is_new_N.any():
+        codes_NL[is_new_N] = quantizers.load(ids).encode(vectors_Nd[is_new_N])
+    for row in np.flatnonzero(~is_new_N):
+        codes_NL[row] = codes_of[item_ids[row]]
+    differs = {*names["new"], *names["changed"]}
+    is_known_N = np.asarray([item not in differs for item in item_ids])
+    categories = Counter(category or "" for category in item_categories(now))
+    before = bundle.bundle.read_json("catalog.json")["categories"]
+    found = {
+        "changed_share": len(differs) / len(item_ids),
+        "error_ratio": drift.error_ratio(vectors_Nd, codes_NL[:, 0], is_known_N),
+        "collision_rate": drift.collision_rate(codes_NL),
+        "category_shift": drift.category_shift(before, categories),
+    }
+    return [Check(name.replace("_", " "), value, most=settings[f"max_{name}"]) for name, value in found.items()]
+
+
+def _decide(names: dict[str, list[str]], limits: list[Check]) -> tuple[str, list[str]]:
+    new, changed, gone = (len(names[name]) for name in ("new", "changed", "gone"))
+    counts = f"{new} items are new, {changed} have another text, {gone} are gone."
+    if not any(names.values()):
+        return "none", ["The catalog is the one that the published bundle was trained on."]
+    beyond = [f"The {check.sentence()}." for check in limits if not check.passed]
+    if beyond:
+        return "full", [*beyond, counts]
+    if names["new"] or names["changed"]:
+        return "incremental", [counts]
+    return "none", [f"{counts} `sidgraft recommend --offered` leaves items out that are gone."]
+
+
+def _details(limits: list[Check], names: dict[str, list[str]]) -> list[str]:
+    shown = [
+        f"- {name}: {', '.join(map(_quoted, ids[:EXAMPLES]))}{', …' if len(ids) > EXAMPLES else ''}"
+        for name, ids in names.items()
+        if ids
+    ]
+    return [*(table(limits) if limits else []), "", *shown]
+
+
+def _quoted(item_id: str) -> str:
+    """An item id as Markdown shows it, whatever it holds."""
+    return "`" + item_id.replace("`", "'").replace("\n", " ") + "`"

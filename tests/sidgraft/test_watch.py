@@ -1,0 +1,117 @@
+"""The stage watch: what it decides for catalogs that stayed, grew a little, or moved away."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from sidgraft import artifacts
+from sidgraft.bundles import open_bundle
+from sidgraft.stages.embed import embed
+from sidgraft.stages.publish import publish
+from sidgraft.stages.watch import _other_encoder, watch
+
+
+@pytest.fixture(scope="module")
+def place(good, tmp_path_factory):
+    root = tmp_path_factory.mktemp("published")
+    publish(**good, bundles=str(root / "bundles"), out=str(root / "out"))
+    return root / "bundles"
+
+
+def look(place, folder, rows, *, dim_of=None, **settings):
+    """Watch a catalog of these rows; the summary and decision.json."""
+    schema = artifacts.SCHEMAS["catalog/v1"]["catalog.parquet"]
+    with artifacts.create(folder / "catalog", "catalog/v1", stage="prepare", arguments={}) as draft:
+        draft.write_table("catalog.parquet", pa.Table.from_pylist(rows, schema))
+    embed(str(folder / "catalog"), str(folder / "vectors"), encoder="hashing", dtype="float32")
+    summary = watch(
+        str(folder / "catalog"), str(folder / "vectors"), str(place), str(folder / "out"), **settings
+    )  # fmt: skip
+    return summary, artifacts.load(folder / "out", "decision/v1").read_json("decision.json")
+
+
+@pytest.fixture
+def rows(good):
+    return artifacts.load(good["catalog"], "catalog/v1").read_table("catalog.parquet").to_pylist()
+
+
+def another(row, item_id):
+    return dict(row, item_id=item_id, text=f"{row['text']}, large", title=f"{row['title']}, large")
+
+
+def test_nothing_published_asks_for_a_full_training(tmp_path, rows):
+    summary, decision = look(tmp_path / "bundles", tmp_path, rows)
+    assert summary["decision"] == "full"
+    assert decision["reasons"] == ["Nothing is published yet."]
+    assert not (tmp_path / "bundles").exists()
+
+
+def test_the_same_rows_ask_for_nothing_in_any_order_and_at_any_date(place, tmp_path, rows):
+    summary, decision = look(place, tmp_path, rows[::-1])
+    assert summary["decision"] == "none"
+    assert (summary["new_items"], summary["changed_items"], summary["gone_items"]) == (0, 0, 0)
+    assert all(check["passed"] for check in decision["checks"])
+
+
+def test_a_few_new_and_changed_items_ask_for_an_increment(place, tmp_path, rows):
+    grown = [dict(rows[0], text=rows[0]["text"] + "!"), *rows[1:], another(rows[5], "n1"), another(rows[6], "n2")]
+    # Items of this shop differ in a number alone, so that a new word makes errors of several times theirs.
+    summary, decision = look(place, tmp_path, grown, max_error_ratio=8.0)
+    assert summary["decision"] == "incremental"
+    assert (summary["new_items"], summary["changed_items"], summary["gone_items"]) == (2, 1, 0)
+    changes = artifacts.load(tmp_path / "out", "decision/v1").read_table("changes.parquet").to_pylist()
+    assert changes == [
+        {"item_id": "n1", "change": "new"},
+        {"item_id": "n2", "change": "new"},
+        {"item_id": "i00", "change": "changed"},
+    ]
+    shares = {check["name"]: check["value"] for check in decision["checks"]}
+    assert shares["changed share"] == pytest.approx(3 / 26)
+    page = (tmp_path / "out" / "decision.md").read_text()
+    assert page.startswith("# Retraining: incremental\n\n- 2 items are new, 1 have another text, 0 are gone.")
+    assert "- new: `n1`, `n2`" in page
+
+
+def test_items_that_are_gone_ask_for_no_training(place, tmp_path, rows):
+    summary, decision = look(place, tmp_path, rows[:-4])
+    assert summary["decision"] == "none"
+    assert summary["gone_items"] == 4
+    assert "4 are gone" in decision["reasons"][0]
+
+
+def test_a_catalog_that_moved_asks_for_a_full_training(place, tmp_path, rows):
+    """Each limit by itself: the mix of categories by hand, the others against figures of the same decision."""
+    moved = [*rows, *(dict(another(rows[0], f"n{i}"), category=["Bath", "Soap"]) for i in range(4))]
+    _, decision = look(place, tmp_path, moved)
+    found = {check["name"]: check["value"] for check in decision["checks"]}
+    # 6 of 24 items are soap, then 10 of 28; the other three kinds are 6 of 24, then 6 of 28
+    assert found["category shift"] == pytest.approx((10 / 28 - 6 / 24 + 3 * (6 / 24 - 6 / 28)) / 2)
+    assert decision["decision"] == "full"
+    assert "The category shift is 0.107143, at most 0.1 was expected." in decision["reasons"]
+    loose = {f"max_{name.replace(' ', '_')}": value for name, value in found.items()}
+    assert look(place, tmp_path, moved, **loose)[1]["decision"] == "incremental"
+    for name, value in found.items():
+        tight = loose | {f"max_{name.replace(' ', '_')}": value * 0.99}
+        decided = look(place, tmp_path, moved, **tight)[1]
+        assert decided["decision"] == "full", name
+        assert decided["reasons"][0].startswith(f"The {name} is"), name
+
+
+def test_another_encoder_asks_for_a_full_training(place, tmp_path, rows):
+    bundle = open_bundle(str(place))
+    look(place, tmp_path, rows)
+    vectors = artifacts.load(tmp_path / "vectors", "item_embeddings/v1")
+    assert _other_encoder(bundle, vectors) == ""
+    other = replace(vectors, arguments={"encoder": "MiniLM"})
+    assert _other_encoder(bundle, other) == "The catalog is embedded by MiniLM, the published bundle by hashing."
+    narrow = replace(vectors, metadata=vectors.metadata | {"width": 3})
+    assert "have 3 dimensions" in _other_encoder(bundle, narrow)
+
+
+def test_embeddings_of_another_catalog_are_refused(place, tmp_path, rows):
+    look(place, tmp_path / "one", rows)
+    look(place, tmp_path / "two", [dict(rows[0], text="another"), *rows[1:]])
+    with pytest.raises(ValueError, match="the embeddings were made from another catalog"):
+        watch(str(tmp_path / "one" / "catalog"), str(tmp_path / "two" / "vectors"), str(place), str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
