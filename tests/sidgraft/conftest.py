@@ -79,7 +79,7 @@ def shop(tmp_path_factory):
     return made
 
 
-def train_and_judge(shop, root: Path, **settings) -> dict[str, str]:
+def _train_and_judge(shop, root: Path, **settings) -> dict[str, str]:
     """A model fine-tuned on the shop and evaluated: what publish takes, by its parameters' names."""
     made = {name: str(root / name) for name in ("model", "recommendations", "metrics")}
     settings = {"learning_rate": 5e-3, "batch_size": 8, "patience": 99, "precision": "float32"} | settings
@@ -96,10 +96,16 @@ def train_and_judge(shop, root: Path, **settings) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def good(shop, tmp_path_factory):
     """A model that has learnt the ring."""
-    return train_and_judge(shop, tmp_path_factory.mktemp("good"), epochs=25)
+    return _train_and_judge(shop, tmp_path_factory.mktemp("good"), epochs=25)
 
 
 @pytest.fixture(scope="session")
 def bad(shop, tmp_path_factory):
     """A model that has learnt next to nothing."""
-    return train_and_judge(shop, tmp_path_factory.mktemp("bad"), epochs=1, learning_rate=1e-6)
+    return _train_and_judge(shop, tmp_path_factory.mktemp("bad"), epochs=1, learning_rate=1e-6)
+
+
+@pytest.fixture(scope="session")
+def train_and_judge():
+    """`_train_and_judge`, for tests with a shop of their own."""
+    return _train_and_judge

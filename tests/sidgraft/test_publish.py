@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from conftest import train_and_judge
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sidgraft import artifacts, bundles, gate
@@ -105,7 +104,7 @@ def test_floors_refuse_a_first_model_too(good, tmp_path, settings, reason):
     assert bundles.latest_version(tmp_path / "bundles") == ""
 
 
-def test_items_that_the_latest_bundle_does_not_know_are_misses(good, tmp_path):
+def test_items_that_the_latest_bundle_does_not_know_are_misses(good, tmp_path, train_and_judge):
     """A catalog with new items, which half of the users buy last; one known item is no longer offered."""
     made = {name: str(tmp_path / name) for name in ("catalog", "interactions", "item_embeddings", "semantic_ids")}
     table = artifacts.load(good["catalog"], "catalog/v1").read_table("catalog.parquet")
