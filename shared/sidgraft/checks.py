@@ -30,6 +30,17 @@ def not_negative(**values: float) -> None:
         raise ValueError(f"{', '.join(wrong)}: expected zero or a number greater than zero.")
 
 
+def widths(name: str, text: str) -> list[int]:
+    """Return the whole numbers above zero of a comma-separated list, in its order, or raise ValueError."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise ValueError(f"{name} is {text!r}, expected whole numbers above zero separated by commas, such as 512,256.")
+    return found
+
+
 def whole_numbers(name: str, text: str) -> list[int]:
     """Return the distinct whole numbers of a comma-separated list, sorted; empty text gives none.
 

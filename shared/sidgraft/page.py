@@ -92,6 +92,8 @@ def render(
         "examples": example_users(measured, catalog, interactions, examples),
         "data": data_facts(catalog, interactions),
         "ids": id_facts(semantic_ids),
+        "id_definitions": id_definitions(semantic_ids),
+        "id_curves": id_curves(semantic_ids),
         "explained": next((e for v in diagnosed if (e := v.geometry.get("explained_variance"))), {}),
         "settings": provenance.settings(variants, shared),
         "versions": provenance.versions(),
@@ -320,8 +322,47 @@ def id_facts(semantic_ids: Artifact) -> dict[str, Any]:
     if (semantic_ids.path / "quality.json").is_file():
         quality = semantic_ids.read_json("quality.json")
         quality["levels"] = [{"level": n} | level for n, level in enumerate(quality["levels"], 1)]
+        quality.pop("definitions", None)  # `id_definitions` shows them
         return facts({"items": semantic_ids.metadata.get("items")} | quality)
     return facts(semantic_ids.metadata)
+
+
+def id_definitions(semantic_ids: Artifact) -> dict[str, str]:
+    """Return what the figures of the Semantic IDs are."""
+    if not (semantic_ids.path / "quality.json").is_file():
+        return {}
+    definitions = semantic_ids.read_json("quality.json").get("definitions", {})
+    return {_words(name): text for name, text in definitions.items()}
+
+
+def id_curves(semantic_ids: Artifact) -> dict[str, Any]:
+    """Return the curves of a quantizer that was trained (RQ-VAE), error, collisions and use, and the levels' names."""
+    if not (semantic_ids.path / "training.json").is_file():
+        return {"charts": [], "levels": []}
+    record = semantic_ids.read_json("training.json")
+    log, step = record["log"], "training step"
+    errors = _points(log, "held_out_error")
+    kept = _nearest(errors, record["best_step"])
+    charts = [
+        ("Held-out error", line_chart([Series("error", errors, 0, kept)], x_label=step, y_label="squared error")),
+        (
+            "Collision rate",
+            line_chart(
+                [Series("collisions", _points(log, "collision_rate"))], x_label=step, y_label="collision rate",
+                from_zero=True,
+            ),
+        ),
+    ]  # fmt: skip
+    levels = [f"level {number}" for number in range(1, len(log[0]["utilisation"]) + 1)]
+    for key in ("utilisation", "perplexity"):
+        series = [
+            Series(name, [(entry["step"], entry[key][level]) for entry in log], level)
+            for level, name in enumerate(levels)
+        ]
+        charts.append(
+            (f"{key.capitalize()} of each level", line_chart(series, x_label=step, y_label=key, from_zero=True))
+        )
+    return {"charts": charts, "levels": [(name, i % COLOURS, i >= COLOURS) for i, name in enumerate(levels)]}
 
 
 def facts(entries: dict[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,42 @@ def write_model(path, *, tied, padding, width=32):
     return model, len(tokenizer)
 
 
+@pytest.mark.parametrize("initialization", ["centroid", "centroid-shuffled"])
+@pytest.mark.parametrize("scale", ["none", "match"])
+def test_centroids_of_an_rq_vae_are_means_of_embeddings_and_codes_without_items_are_gaussian(
+    tmp_path, data, initialization, scale
+):
+    quantize(
+        str(data / "embeddings"), str(tmp_path / "sids"), method="rq-vae", hidden="8", code_dim=2,
+        levels=2, codebook_size=30, dedup_size=60, epochs=2, learning_rate=0.1,
+    )  # fmt: skip
+    out = tmp_path / "rows"
+    where = str(tmp_path / "sids"), str(data / "catalog"), str(data / "embeddings"), str(out)
+    summary = expand(*where, base_model="tiny", initialization=initialization, scale=scale, seed=5)
+    gaussian = tmp_path / "gaussian"
+    expand(*where[:3], str(gaussian), base_model="tiny", initialization="gaussian", seed=5)
+    rows = models.load_rows(artifacts.load(out, "token_rows/v1"))["rows"]
+    draws = models.load_rows(artifacts.load(gaussian, "token_rows/v1"))["rows"]
+
+    table = artifacts.load(tmp_path / "sids", "semantic_ids/v1").read_table("semantic_ids.parquet")
+    codes = codes_array(table)
+    vectors = np.random.default_rng(0).standard_normal((N, D_ITEMS)).astype(np.float32).astype(float)
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    known = np.array([(codes[:, level] == k).any() for level in (0, 1) for k in range(30)])
+    means = np.array([units[codes[:, n // 30] == n % 30].mean(axis=0) for n in np.flatnonzero(known)])
+    parts = (means - means.mean(axis=0)) @ initializers.lift(D_ITEMS, 64, 5).numpy().T
+    base = models.load_base("tiny")[0].get_input_embeddings().weight.detach().double()
+    mu = base.mean(dim=0)
+    if scale == "match":
+        parts *= (base - mu).norm(dim=1).mean().item() / np.linalg.norm(parts, axis=1).mean()
+    expected = draws[:60].clone()
+    expected[torch.from_numpy(known)] = (torch.from_numpy(parts) + mu).float()
+    if initialization == "centroid-shuffled":
+        expected = initializers.shuffled(expected, [30, 30], initializers.stream(5, initializers.SHUFFLE))
+    torch.testing.assert_close(rows[:60], expected)
+    assert summary["empty_codes"] == (~known).sum() > 0
+
+
 @pytest.mark.parametrize("initialization", INITIALIZATIONS)
 def test_every_initialization_of_a_tied_model_by_its_equation(tmp_path, data, initialization):
     summary, artifact = run(data, tmp_path / "rows", initialization=initialization, seed=5)

@@ -62,7 +62,7 @@ def test_ids_are_unique_reproducible_and_stored_with_their_quantizer(tmp_path, i
     shared = sum((codes[:, :2] == row).all(axis=1).sum() > 1 for row in codes[:, :2])
     assert figures["collision_rate"] == pytest.approx(shared / 500)
     assert figures["largest_bucket"] == codes[:, 2].max() + 1
-    assert 0 < figures["neighbour_preservation"] <= 1
+    assert 0 < figures["neighbours_kept"] <= 1
 
 
 def test_the_order_of_the_items_does_not_matter(tmp_path, items):
@@ -102,9 +102,59 @@ def test_truncation_to_more_dimensions_than_there_are_keeps_all(tmp_path, items)
     assert artifact.read_json("quantizer.json")["reduction"] == "none"
 
 
+RQ_VAE = {"method": "rq-vae", "hidden": "16", "code_dim": 4, "batch_size": 128, "epochs": 3, "fit": "balanced"}
+
+
+def test_rq_vae_stands_behind_the_same_artifact(tmp_path, items):
+    ids, vectors = items
+    write_embeddings(tmp_path / "e", ids, vectors)
+    settings = RQ_VAE | {"codebook_sizes": "60,50", "dedup_size": 500, "dim": 12, "learning_rate": 0.05}
+    summary = quantize(str(tmp_path / "e"), str(tmp_path / "s"), **settings)
+    artifact, _, codes = read(tmp_path / "s")
+    quantizer = quantizers.load(artifact)
+    assert quantizer.sizes == [60, 50, 500]
+    assert (quantizer.dim, quantizer.codebooks[0].shape) == (12, (60, 4))
+    assert np.array_equal(quantizer.encode(vectors), codes[:, :2])
+    assert np.array_equal(quantizer.encode(vectors[7:8]), codes[7:8, :2])
+    assert quantizer.encode(vectors[:0]).shape == (0, 2)
+    described = artifact.read_json("quantizer.json")
+    assert (described["method"], described["settings"]["hidden"], described["settings"]["balanced"]) == (
+        "rq-vae", [16], True,
+    )  # fmt: skip
+    assert artifact.read_json("training.json")["log"][0]["epoch"] == 3
+    # the figures, and the centroids: the mean unit vector of a code's items
+    unit = vectors[:, :12].astype(float) / np.linalg.norm(vectors[:, :12].astype(float), axis=1, keepdims=True)
+    decoded = quantizer.network.decode(codes[:, :2])
+    assert summary["relative_squared_error"] == pytest.approx(((unit - decoded) ** 2).sum(axis=1).mean(), abs=1e-5)
+    assert not quantizer.has_centroid.all()  # 3 epochs leave codes without items
+    used = [np.unique(codes[:, level]) for level in (0, 1)]
+    expected = [{k: unit[codes[:, level] == k].mean(axis=0) for k in used[level]} for level in (0, 1)]
+    centre = np.mean([row for rows in expected for row in rows.values()], axis=0)
+    for level in (0, 1):
+        for k, row in enumerate(quantizer.centroids[level]):
+            np.testing.assert_allclose(row, expected[level].get(k, centre), atol=1e-6)
+    assert quantizer.has_centroid.sum() == len(used[0]) + len(used[1])
+
+
+def test_levels_may_have_different_numbers_of_codes(tmp_path, items):
+    write_embeddings(tmp_path / "e", *items)
+    quantize(str(tmp_path / "e"), str(tmp_path / "s"), **(SMALL | {"codebook_sizes": "16, 4,2"}))
+    artifact, _, codes = read(tmp_path / "s")
+    assert quantizers.load(artifact).sizes == [16, 4, 2, 64]
+    assert codes.max(axis=0)[:3].tolist() == [15, 3, 1]
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
+        ({"method": "rqvae"}, "Did you mean rq-vae"),
+        ({"method": "rq-vae", "fit": "lloyd"}, "fit is 'lloyd', expected one of minibatch, balanced"),
+        ({"codebook_sizes": "8,x"}, "codebook_sizes is '8,x', expected whole numbers above zero"),
+        ({"hidden": "64,0"}, "hidden is '64,0', expected whole numbers above zero"),
+        ({"dropout": 1.0}, "dropout=1.0, expected less than 1"),
+        ({"patience": 0}, "patience=0"),
+        (RQ_VAE | {"codebook_size": 501}, "level 0 has 4.. distinct vectors for 501 codes"),
+        (RQ_VAE | {"learning_rate": 1e30, "epochs": 50}, r"the loss of the RQ-VAE is (nan|inf) at step \d+"),
         ({"fit": "loyd"}, "Did you mean lloyd"),
         ({"levels": 0}, "levels=0"),
         ({"dim": -1}, "dim=-1, expected 0"),
@@ -134,7 +184,7 @@ def test_vectors_that_are_not_finite_and_repeated_items_are_refused(tmp_path, it
         quantize(str(tmp_path / "f"), str(tmp_path / "s"), **SMALL)
 
 
-@pytest.mark.parametrize("fit", ["minibatch", "lloyd"])
+@pytest.mark.parametrize("fit", ["minibatch", "lloyd", "balanced"])
 def test_ids_are_the_same_in_other_processes_with_other_threads_and_hash_seeds(tmp_path, items, fit):
     write_embeddings(tmp_path / "e", *items)
     settings = SMALL | {"fit": fit}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sidgraft import quantizers
+from sidgraft import kmeans, quality, quantizers, residual
 from sidgraft.quantizers import Quantizer
 
 
@@ -53,13 +53,13 @@ def test_encode_is_the_formula_zero_residuals_included():
     books[0][2] = unit  # a vector that is its own centroid: its residual is zero from then on
     codes, _ = encode_plainly(x, books)
     assert codes[5, 0] == 2
-    assert np.array_equal(quantizers.encode(x, books), codes)
+    assert np.array_equal(residual.encode(x, books), codes)
 
 
 def test_ties_go_to_the_lowest_code():
     book = np.array([[0, 1], [0, -1], [0, 1], [0.5, 0], [0.5, 0]], np.float32)
     x = np.array([[1, 0], [-1, 0], [0, 2], [0, 0]], np.float32)
-    assert quantizers.encode(x, [book])[:, 0].tolist() == [3, 0, 0, 3]
+    assert residual.encode(x, [book])[:, 0].tolist() == [3, 0, 0, 3]
 
 
 def test_near_ties_are_decided_in_float64():
@@ -71,19 +71,19 @@ def test_near_ties_are_decided_in_float64():
     x = vectors(300, 384)
     codes, _ = encode_plainly(x, [book])
     assert len(set(codes[:, 0].tolist())) > 8
-    assert np.array_equal(quantizers.encode(x, [book]), codes)
+    assert np.array_equal(residual.encode(x, [book]), codes)
 
 
 def test_codes_do_not_depend_on_the_batch():
     x = vectors(500, 32)
-    books, codes, _ = quantizers.fit_residual(x, [16, 16, 16], fit="lloyd", seed=3)
-    one_by_one = np.concatenate([quantizers.encode(x[i : i + 1], books) for i in range(len(x))])
+    books, codes, _ = residual.fit_residual(x, [16, 16, 16], fit="lloyd", seed=3)
+    one_by_one = np.concatenate([residual.encode(x[i : i + 1], books) for i in range(len(x))])
     assert np.array_equal(one_by_one, codes)
-    assert np.array_equal(quantizers.encode(x[::-1], books), codes[::-1])
+    assert np.array_equal(residual.encode(x[::-1], books), codes[::-1])
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        assert np.array_equal(quantizers.encode(x, books), codes)
+        assert np.array_equal(residual.encode(x, books), codes)
     finally:
         torch.set_num_threads(threads)
 
@@ -93,21 +93,21 @@ def test_lloyd_is_plain_lloyd_from_the_same_start():
     start = x[:20].clone()
     start[19] = 100.0  # no point is near: an empty code
     for iterations in (1, 2, 7):
-        found = quantizers.lloyd(x, start, iterations, what="test")
+        found = kmeans.lloyd(x, start, iterations, what="test")
         expected = lloyd_plainly(x.double().numpy(), start.double().numpy(), iterations)
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
 
 
 def test_lloyd_stops_where_nothing_changes():
     x = torch.from_numpy(vectors(200, 4))
-    a = quantizers.lloyd(x, x[:5], 500, what="test")
-    assert torch.equal(a, quantizers.lloyd(x, a, 1, what="test"))
+    a = kmeans.lloyd(x, x[:5], 500, what="test")
+    assert torch.equal(a, kmeans.lloyd(x, a, 1, what="test"))
 
 
 def test_minibatch_centres_are_the_means_of_all_points_they_were_given():
     x = torch.from_numpy(vectors(600, 5))
     start, counts = x[:8].clone(), torch.arange(8)
-    found = quantizers.minibatch(x, start, counts, 9, 50, torch.Generator().manual_seed(4), what="test")
+    found = kmeans.minibatch(x, start, counts, 9, 50, torch.Generator().manual_seed(4), what="test")
 
     centres, seen = start.double().numpy(), counts.numpy().astype(float)
     sums = centres * seen[:, None]
@@ -122,15 +122,15 @@ def test_minibatch_centres_are_the_means_of_all_points_they_were_given():
     np.testing.assert_allclose(found.numpy(), centres, atol=1e-5)
 
 
-@pytest.mark.parametrize("fit", ["minibatch", "lloyd"])
+@pytest.mark.parametrize("fit", ["minibatch", "lloyd", "balanced"])
 def test_fit_returns_what_encode_and_the_formula_give(fit):
     x = vectors(700, 10)
     x[13] = 0
-    books, codes, lengths = quantizers.fit_residual(x, [16, 8], fit=fit, steps=40, batch_size=128, seed=1)
+    books, codes, lengths = residual.fit_residual(x, [16, 8], fit=fit, steps=40, batch_size=128, seed=1)
     expected_codes, expected_lengths = encode_plainly(x, books)
     assert [b.shape for b in books] == [(16, 10), (8, 10)]
     assert np.array_equal(codes, expected_codes)
-    assert np.array_equal(quantizers.encode(x, books), codes)
+    assert np.array_equal(residual.encode(x, books), codes)
     np.testing.assert_allclose(lengths, expected_lengths, atol=1e-6)
     # the product of the lengths is the relative reconstruction error
     keep = np.arange(700) != 13
@@ -147,7 +147,7 @@ def test_fit_is_no_worse_than_scikit_learn():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((60, 24))[rng.integers(60, size=3000)] + 0.4 * rng.standard_normal((3000, 24))
     x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
-    _, _, lengths = quantizers.fit_residual(x, [32], steps=200, batch_size=512)
+    _, _, lengths = residual.fit_residual(x, [32], steps=200, batch_size=512)
     peer = MiniBatchKMeans(32, batch_size=512, n_init=1, random_state=0, max_iter=35, max_no_improvement=None).fit(x)
     peer_mse = (peer.transform(x).min(axis=1) ** 2).mean()
     assert (lengths**2).mean() <= peer_mse * 1.01
@@ -156,24 +156,24 @@ def test_fit_is_no_worse_than_scikit_learn():
 def test_fit_is_the_same_for_the_same_seed_only():
     x = vectors(900, 8)
     options = {"steps": 20, "batch_size": 64}
-    first, again, other = (quantizers.fit_residual(x, [12, 12], seed=s, **options)[0] for s in (5, 5, 6))
+    first, again, other = (residual.fit_residual(x, [12, 12], seed=s, **options)[0] for s in (5, 5, 6))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not np.array_equal(first[0], other[0])
 
 
 def test_start_takes_distinct_points_and_says_when_there_are_too_few():
     points = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1], [-1, 0], [0, -1], [0, -1]])
-    chosen = quantizers.start(points, 4, torch.Generator().manual_seed(0), others_Nd=points, what="level 0")
+    chosen = kmeans.start(points, 4, torch.Generator().manual_seed(0), others_Nd=points, what="level 0")
     assert len(torch.unique(chosen, dim=0)) == 4
     with pytest.raises(ValueError, match=r"level 0 has 4 distinct vectors for 5 codes: lower codebook_size"):
-        quantizers.start(points, 5, torch.Generator().manual_seed(0), others_Nd=points, what="level 0")
+        kmeans.start(points, 5, torch.Generator().manual_seed(0), others_Nd=points, what="level 0")
     with pytest.raises(ValueError, match="distinct"):
-        quantizers.fit_residual(np.ones((9, 3), np.float32), [2])
+        residual.fit_residual(np.ones((9, 3), np.float32), [2])
 
 
 def test_nearly_equal_points_still_fill_the_codebook():
     points = torch.tensor([[1.0, 0]]) + 1e-5 * torch.arange(6)[:, None]
-    chosen = quantizers.start(points, 6, torch.Generator().manual_seed(0), others_Nd=points, what="level 0")
+    chosen = kmeans.start(points, 6, torch.Generator().manual_seed(0), others_Nd=points, what="level 0")
     assert len(torch.unique(chosen, dim=0)) == 6
 
 
@@ -193,32 +193,71 @@ def test_deduplicate_against_brute_force():
 def test_quality_against_direct_counts():
     codes = np.array([[0, 1, 0], [0, 1, 1], [2, 0, 0], [2, 1, 0], [0, 1, 2]])
     lengths = np.array([[0.5, 0.1], [0.5, 0.2], [1.0, 1.0], [0.0, 0.3], [0.2, 0.5]])
-    found = quantizers.quality(codes, lengths, [4, 2, 8])
+    found = quality.quality(codes, lengths, [4, 2, 8], 0.25, (0.5, [0.75, 0.5]))
     assert found["collision_rate"] == 3 / 5
     assert found["largest_bucket"] == 3
-    assert found["relative_squared_error"] == pytest.approx((0.05**2 + 0.1**2 + 1 + 0 + 0.1**2) / 5)
+    assert found["relative_squared_error"] == 0.25
+    assert found["neighbours_kept"] == 0.5
+    assert [level["prefix_neighbours"] for level in found["levels"]] == [0.75, 0.5]
     assert found["levels"][0]["utilisation"] == 0.5
     assert found["levels"][0]["perplexity"] == pytest.approx(0.6**-0.6 * 0.4**-0.4)
     assert found["levels"][1]["mse"] == pytest.approx((0.01 + 0.04 + 1 + 0.09 + 0.25) / 5)
     with pytest.raises(ValueError, match=r"max_collision_rate=0\.5"):
-        quantizers.check_quality(found, 0.5, 0.0)
+        quality.check_quality(found, 0.5, 0.0)
     with pytest.raises(ValueError, match=r"level 0 uses 0\.5000 of its 4 codes"):
-        quantizers.check_quality(found, 1.0, 0.6)
+        quality.check_quality(found, 1.0, 0.6)
 
 
 def test_neighbours_against_the_full_cosine_matrix(monkeypatch):
-    monkeypatch.setattr(quantizers, "SCORES_PER_CHUNK", 2000)  # several chunks
+    monkeypatch.setattr(kmeans, "SCORES_PER_CHUNK", 2000)  # several chunks
     x = vectors(150, 6)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     cosine = unit @ unit.T
     np.fill_diagonal(cosine, -2)
     expected = np.argsort(-cosine, axis=1)[:, :10]
-    found = quantizers.nearest_neighbours(x, np.arange(150), 10)
+    found = quality.nearest_neighbours(x, np.arange(150), 10)
     assert np.array_equal(np.sort(found), np.sort(expected))
     codes = np.random.default_rng(0).integers(0, 4, size=(150, 2))
-    share = np.mean([codes[j, 0] == codes[i, 0] for i in range(150) for j in expected[i]])
-    assert quantizers.neighbour_preservation(x, codes, seed=0) == pytest.approx(share)
-    assert quantizers.neighbour_preservation(x[:1], codes[:1], seed=0) == 1.0
+    decoded = x + 0.5 * vectors(150, 6, seed=1)
+    prefix = [
+        np.mean([(codes[j, :depth] == codes[i, :depth]).all() for i in range(150) for j in expected[i]])
+        for depth in (1, 2)
+    ]
+    to_decoded = (decoded / np.linalg.norm(decoded, axis=1, keepdims=True)) @ unit.T
+    np.fill_diagonal(to_decoded, -2)
+    around = np.argsort(-to_decoded, axis=1)[:, :10]
+    kept = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(expected, around, strict=True)])
+    found = quality.neighbours_kept(x, x, decoded, codes, seed=0)
+    assert found[0] == pytest.approx(kept)
+    assert 0.1 < kept < 0.9
+    assert found[1] == pytest.approx(prefix)
+    assert quality.neighbours_kept(x, x, x, codes, seed=0)[0] == 1.0
+    assert quality.neighbours_kept(x[:1], x[:1], x[:1], codes[:1], seed=0) == (1.0, [1.0, 1.0])
+
+
+def test_what_codes_alone_stand_for_and_its_error():
+    x = vectors(300, 6)
+    x[4] = 0
+    books, codes, lengths = residual.fit_residual(x, [8, 8, 8], fit="lloyd")
+    mean = lengths.mean(axis=0)
+    expected = np.array([books[0][a] + mean[0] * (books[1][b] + mean[1] * books[2][c]) for a, b, c in codes])
+    found = residual.decode(codes, books, mean)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    unit = x.astype(float) / np.maximum(np.linalg.norm(x.astype(float), axis=1, keepdims=True), 1e-30)
+    errors = ((unit - expected) ** 2).sum(axis=1)
+    errors[4] = 0
+    assert quality.relative_squared_error(x, found) == pytest.approx(errors.mean(), rel=1e-5)
+
+
+def test_balanced_fit_uses_codes_more_equally():
+    rng = np.random.default_rng(0)
+    crowd = 0.1 * rng.standard_normal((900, 8)) + np.eye(8)[0]
+    x = np.concatenate([crowd, rng.standard_normal((300, 8))]).astype(np.float32)
+    entropies = {}
+    for fit in ("minibatch", "balanced"):
+        _, codes, _ = residual.fit_residual(x, [16], fit=fit, steps=60, batch_size=256, seed=1)
+        entropies[fit] = quality.code_use(np.bincount(codes[:, 0], minlength=16))[1]
+    assert entropies["balanced"] > entropies["minibatch"] + 1
 
 
 def test_pca_against_scikit_learn():
@@ -238,7 +277,7 @@ def test_quantizer_reduces_new_vectors_first():
     x = vectors(300, 9)
     mean, components = quantizers.fit_pca(x, 4)
     reduced = quantizers.reduce(x, 4, mean, components)
-    books, codes, _ = quantizers.fit_residual(reduced, [8, 8], fit="lloyd")
+    books, codes, _ = residual.fit_residual(reduced, [8, 8], fit="lloyd")
     assert np.array_equal(Quantizer(books, [8, 8, 4], mean, components).encode(x), codes)
     assert Quantizer(books, [8, 8, 4], mean, components).encode(x[:0]).shape == (0, 2)
-    assert np.array_equal(Quantizer(books, [8, 8, 4]).encode(x), quantizers.encode(x[:, :4], books))
+    assert np.array_equal(Quantizer(books, [8, 8, 4]).encode(x), residual.encode(x[:, :4], books))

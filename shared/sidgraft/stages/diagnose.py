@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from safetensors.numpy import load_file
 
-from sidgraft import artifacts, geometry, models, plots
+from sidgraft import artifacts, geometry, models, plots, quantizers
 from sidgraft.artifacts import Artifact
 from sidgraft.catalog import item_categories
 from sidgraft.checks import positive
@@ -38,7 +37,8 @@ DEFINITIONS = {
     "mean_cosine": "mean cosine over pairs of different rows",
     "mean_cosine_text": "mean cosine of the level's rows with a sample of text rows of the same model",
     "rsa": f"correlation over row pairs of their cosine with the cosine of their codebook vectors; a sample of"
-    f" {MOST_ROWS} rows where there are more",
+    f" {MOST_ROWS} rows where there are more. For an RQ-VAE, whose codebooks live in a space of their own, a codebook"
+    " vector is here and below the mean embedding of the code's items, as in centroid rows",
     "purity": "mean share of a code's nearest codes (L2) with its majority category; codes without one left out",
     "purity_random": "expectation of the purity with neighbours drawn at random",
     "purity_encoder": "purity of the codebook vectors",
@@ -109,7 +109,7 @@ def diagnose(
     totals_K = geometry.code_totals(codes_NL[:, level], counts_N, size)
     items_K = geometry.code_totals(codes_NL[:, level], np.ones(len(item_ids)), size)
     categories_K = geometry.majority_categories(codes_NL[:, level], categories_N, size)
-    codebooks = _codebooks(inputs["semantic_ids"], vocabulary)
+    codebooks = [book.astype(np.float64) for book in quantizers.load(inputs["semantic_ids"]).centroids]
 
     # The rows at the three points, with text rows of the same model.
     started_at = inputs["model"].arguments.get("rows_epoch", models.LAST_EPOCH)  # the epoch of grounding
@@ -272,11 +272,6 @@ def _vocabulary(inputs: dict[str, Artifact], level: int) -> SidVocabulary:
     if not 0 <= level < vocabulary.levels - 1:
         raise ValueError(f"level is {level}, expected a semantic level, 0 to {vocabulary.levels - 2}.")
     return vocabulary
-
-
-def _codebooks(semantic_ids: Artifact, vocabulary: SidVocabulary) -> list[np.ndarray]:
-    tensors = load_file(semantic_ids.path / "codebooks.safetensors")
-    return [tensors[f"codebook_{level}"].astype(np.float64) for level in range(vocabulary.levels - 1)]
 
 
 def _base_texts(token_rows: Artifact, vocabulary: SidVocabulary, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

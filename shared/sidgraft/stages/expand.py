@@ -82,8 +82,9 @@ def expand(
 
     parts_nD = None
     if initialization in CENTROIDS or quantizer.dim <= width:  # wider ones are an error only where they are used
-        parts_nD = initializers.centroid_parts(quantizer.codebooks, width, seed)
+        parts_nD = initializers.centroid_parts(quantizer.centroids, width, seed)
 
+    known_n = torch.from_numpy(quantizer.has_centroid)
     noise = initializers.stream(seed, initializers.NOISE)
     tensors = {"mu": initializers.mean(base_VD, 1)[0]}
     if parts_nD is not None:
@@ -99,15 +100,17 @@ def expand(
         else:
             rows = initializers.gaussian(rows_VD, vocabulary.n_new, noise)
         if parts_nD is not None and initialization in CENTROIDS:
-            semantic = initializers.centroid(parts_nD, rows_VD, match=scale == "match")
+            semantic = rows[: sum(sizes)].clone()  # codes without a centroid keep their gaussian draw
+            semantic[known_n] = initializers.centroid(parts_nD[known_n], rows_VD, match=scale == "match")
+            empty_codes = int((~known_n).sum())
             if initialization == "centroid-shuffled":  # by one permutation at both ends
                 semantic = initializers.shuffled(semantic, sizes, initializers.stream(seed, initializers.SHUFFLE))
             rows[: sum(sizes)] = semantic
         elif initialization == "description":
             codes_NL = codes_array(table)[:, :-1]
-            semantic, known_n = initializers.description(_token_ids(tokenizer, texts), codes_NL, sizes, rows_VD)
-            rows[: sum(sizes)][known_n] = semantic[known_n]
-            empty_codes = int((~known_n).sum())
+            semantic, told_n = initializers.description(_token_ids(tokenizer, texts), codes_NL, sizes, rows_VD)
+            rows[: sum(sizes)][told_n] = semantic[told_n]
+            empty_codes = int((~told_n).sum())
         tensors[name] = rows
 
     summary = {

@@ -1,4 +1,8 @@
-"""Quantize item embeddings into unique Semantic IDs. Run: sidgraft quantize --help."""
+"""Quantize item embeddings into unique Semantic IDs. Run: sidgraft quantize --help.
+
+Shapes: N items · L semantic levels · D width of the embeddings · d of what is quantized · K codes of a level ·
+C width of an RQ-VAE's codes.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from safetensors.numpy import save_file
 
-from sidgraft import artifacts, quantizers
-from sidgraft.checks import one_of, positive
+from sidgraft import artifacts, quality, quantizers, residual, rqvae
+from sidgraft.checks import not_negative, one_of, positive, widths
+from sidgraft.quantizers import Quantizer
 
 
 def quantize(
     item_embeddings: str,
     out: str,
     *,
+    method: str = "residual-kmeans",
     levels: int = 3,
     codebook_size: int = 256,
+    codebook_sizes: str = "",
     dedup_size: int = 256,
     fit: str = "minibatch",
     steps: int = 3000,
@@ -26,32 +33,56 @@ def quantize(
     max_iterations: int = 100,
     dim: int = 0,
     reduction: str = "truncate",
+    code_dim: int = 32,
+    hidden: str = "1024,512,256",
+    dropout: float = 0.1,
+    learning_rate: float = 0.001,
+    commitment: float = 0.25,
+    diversity: float = 0.01,
+    epochs: int = 20000,
+    patience: int = 10,
+    tolerance: float = 0.005,
     max_collision_rate: float = 1.0,
     min_utilisation: float = 0.0,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Quantize the embeddings by residual k-means and give every item a unique Semantic ID.
+    """Quantize the embeddings by residual k-means or an RQ-VAE and give every item a unique Semantic ID.
 
     Args:
         item_embeddings: Directory of the item_embeddings artifact.
         out: Directory to write the semantic_ids artifact to.
+        method: residual-kmeans or rq-vae.
         levels: Semantic levels L; one deduplication level is added after them.
         codebook_size: Codes per level, K.
+        codebook_sizes: Codes of each level, such as 512,256,256, in place of levels and codebook_size; empty
+            takes those.
         dedup_size: Codes of the deduplication level: the most items that may share all L codes.
-        fit: minibatch (3000 steps of 2048, the Amazon setting) or lloyd (full batch to convergence).
+        fit: minibatch (3000 steps of 2048, the Amazon setting), lloyd (full batch to convergence; not for rq-vae)
+            or balanced (mini-batches, assigned to the codes in equal shares by Sinkhorn-Knopp).
         steps: Steps of mini-batch k-means per level.
-        batch_size: Vectors in one of these steps.
+        batch_size: Vectors in one of these steps, and in a step of the RQ-VAE.
         max_iterations: Upper limit on Lloyd iterations per level.
         dim: Reduce the vectors to at most this many dimensions first, so that centroids fit the language
             model's width; 0 keeps them as they are.
         reduction: truncate (the first dimensions, all where there are fewer: for Matryoshka encoders) or pca
             (for all others).
+        code_dim: Width of the RQ-VAE's codes.
+        hidden: Widths of the RQ-VAE's hidden layers, from the vectors to the codes; the decoder mirrors them.
+        dropout: Dropout after each hidden layer of the RQ-VAE.
+        learning_rate: Learning rate of the RQ-VAE (Adam).
+        commitment: Weight of the RQ-VAE's commitment loss.
+        diversity: Weight of the RQ-VAE's diversity loss, which is least where a batch uses all codes equally.
+        epochs: Upper limit on the RQ-VAE's epochs.
+        patience: Stop the RQ-VAE after so many measurements (one in 100 steps, or in an epoch where that is more)
+            without a better error on held-out items.
+        tolerance: Relative improvement of that error that counts as better.
         max_collision_rate: Fail when a larger share of items shares its L codes with another item.
         min_utilisation: Fail when a level uses a smaller share of its codes.
-        seed: Seed of the k-means start and of the mini-batches.
+        seed: Seed of the start and of the mini-batches.
     """
     arguments = {name: value for name, value in locals().items() if name not in ("item_embeddings", "out")}
-    one_of("fit", fit, ("minibatch", "lloyd"))
+    one_of("method", method, ("residual-kmeans", "rq-vae"))
+    one_of("fit", fit, ("minibatch", "lloyd", "balanced") if method == "residual-kmeans" else ("minibatch", "balanced"))
     one_of("reduction", reduction, ("truncate", "pca"))
     positive(
         levels=levels,
@@ -60,7 +91,16 @@ def quantize(
         steps=steps,
         batch_size=batch_size,
         max_iterations=max_iterations,
+        code_dim=code_dim,
+        learning_rate=learning_rate,
+        epochs=epochs,
+        patience=patience,
     )
+    not_negative(dropout=dropout, commitment=commitment, diversity=diversity, tolerance=tolerance)
+    sizes = widths("codebook_sizes", codebook_sizes) if codebook_sizes else [codebook_size] * levels
+    layers = widths("hidden", hidden)
+    if dropout >= 1:
+        raise ValueError(f"dropout={dropout}, expected less than 1.")
     embeddings = artifacts.load(item_embeddings, "item_embeddings/v1")
     table = embeddings.read_table("embeddings.parquet")
     # Everything is computed in item_id order, so that the order of the input does not change any code.
@@ -74,14 +114,40 @@ def quantize(
     width = min(dim or vectors_ND.shape[1], vectors_ND.shape[1])
     mean_D, components_Dd = quantizers.fit_pca(vectors_ND, dim) if dim and reduction == "pca" else (None, None)
     reduced_Nd = quantizers.reduce(vectors_ND, width, mean_D, components_Dd)
-    settings = {"fit": fit, "steps": steps, "batch_size": batch_size, "max_iterations": max_iterations, "seed": seed}
-    codebooks, codes_NL, lengths_NL = quantizers.fit_residual(reduced_Nd, [codebook_size] * levels, **settings)
-    quantizer = quantizers.Quantizer(codebooks, [codebook_size] * levels + [dedup_size], mean_D, components_Dd)
+    record: dict[str, Any] = {}
+    if method == "residual-kmeans":
+        settings = {"fit": fit, "steps": steps, "batch_size": batch_size, "max_iterations": max_iterations}
+        codebooks, codes_NL, lengths_NL = residual.fit_residual(reduced_Nd, sizes, **settings, seed=seed)
+        decoded_Nd = residual.decode(codes_NL, codebooks, lengths_NL.mean(axis=0))
+        quantizer = Quantizer(codebooks, [*sizes, dedup_size], mean_D, components_Dd)
+    else:
+        settings = {
+            "balanced": fit == "balanced",
+            "code_dim": code_dim,
+            "hidden": layers,
+            "dropout": dropout,
+            "learning_rate": learning_rate,
+            "commitment": commitment,
+            "diversity": diversity,
+            "batch_size": batch_size,
+            "epochs": epochs,
+            "patience": patience,
+            "tolerance": tolerance,
+        }
+        network, record = rqvae.fit(reduced_Nd, sizes, **settings, seed=seed)
+        codes_NL, lengths_NM = network.encode(reduced_Nd)
+        given_L = np.sqrt(np.square(lengths_NM[:, :-1]).mean(axis=0))
+        lengths_NL = lengths_NM[:, 1:] / np.where(given_L > 0, given_L, 1.0)
+        decoded_Nd = network.decode(codes_NL)
+        codebooks = [book_KC.detach().numpy() for book_KC in network.codebooks]
+        means, counts = quantizers.item_means(reduced_Nd, codes_NL, sizes)
+        quantizer = Quantizer(codebooks, [*sizes, dedup_size], mean_D, components_Dd, network, means, counts)
 
     codes = quantizers.deduplicate(codes_NL, dedup_size)
-    figures = quantizers.quality(codes, lengths_NL, quantizer.sizes)
-    quantizers.check_quality(figures, max_collision_rate, min_utilisation)
-    figures["neighbour_preservation"] = quantizers.neighbour_preservation(vectors_ND, codes_NL, seed)
+    error = quality.relative_squared_error(reduced_Nd, decoded_Nd)
+    kept = quality.neighbours_kept(vectors_ND, reduced_Nd, decoded_Nd, codes_NL, seed)
+    figures = quality.quality(codes, lengths_NL, quantizer.sizes, error, kept)
+    quality.check_quality(figures, max_collision_rate, min_utilisation)
 
     summary = _summary(figures, items=len(item_ids), dim=width)
     in_input_order = np.empty_like(codes)
@@ -95,8 +161,13 @@ def quantize(
     ) as draft:
         draft.write_table("semantic_ids.parquet", _table(table["item_id"], in_input_order))
         save_file(quantizer.tensors(), draft.path / quantizers.CODEBOOKS)
-        draft.write_json(quantizers.DESCRIPTION, _description(quantizer, vectors_ND.shape[1], reduction, settings))
-        draft.write_json("quality.json", figures)
+        draft.write_json(
+            quantizers.DESCRIPTION,
+            _description(method, quantizer, vectors_ND.shape[1], reduction, {**settings, "seed": seed}),
+        )
+        draft.write_json("quality.json", figures | {"definitions": quality.DEFINITIONS})
+        if record:
+            draft.write_json("training.json", record)
         draft.metadata.update(summary)
     return summary
 
@@ -135,23 +206,22 @@ def _table(item_ids: pa.ChunkedArray, codes: np.ndarray) -> pa.Table:
 
 
 def _description(
-    quantizer: quantizers.Quantizer, input_dim: int, reduction: str, settings: dict[str, Any]
+    method: str, quantizer: Quantizer, input_dim: int, reduction: str, settings: dict[str, Any]
 ) -> dict[str, Any]:
     return {
-        "method": "residual-kmeans",
+        "method": method,
         "levels": len(quantizer.codebooks),
         "sizes": quantizer.sizes,
         "input_dim": input_dim,
         "dim": quantizer.dim,
         "reduction": reduction if quantizer.dim < input_dim or quantizer.mean_D is not None else "none",
         "settings": settings,
-        "seed": settings["seed"],
     }
 
 
 def _summary(figures: dict[str, Any], *, items: int, dim: int) -> dict[str, Any]:
     rows = figures["levels"]
     summary = {"items": items, "dim": dim, **{k: v for k, v in figures.items() if k != "levels"}}
-    for name in ("mse", "utilisation", "perplexity"):
+    for name in ("mse", "utilisation", "perplexity", "prefix_neighbours"):
         summary |= {f"{name}_level_{level}": row[name] for level, row in enumerate(rows)}
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in summary.items()}

@@ -1,0 +1,118 @@
+"""Residual k-means: vectors to codes by the directions that are left, level by level.
+
+Shapes: N items · L semantic levels · K codes of a level · d width of the vectors · B rows of a chunk.
+
+METHOD: r_0 = z; per level u_l = r_l / ||r_l||, k_l = argmin_k ||u_l - c_lk||² (ties to the lowest k),
+r_{l+1} = u_l - c_l,k_l. Centroids are not renormalised.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sidgraft import kmeans, sinkhorn
+
+ZERO = 1e-6  # a residual this much shorter than its unit vector is float32 rounding: it counts as zero
+START_ROUNDS = 10  # Lloyd rounds on the start sample before mini-batches: the start matters more than the steps
+
+
+def encode(vectors_Nd: np.ndarray, codebooks: list[np.ndarray]) -> np.ndarray:
+    """Codes [N, L], int64, of float32 vectors. The batch that a vector stands in does not change its codes."""
+    residuals_Nd = torch.from_numpy(units(vectors_Nd))
+    codes_NL = np.empty((len(vectors_Nd), len(codebooks)), np.int64)
+    for level, book in enumerate(codebooks):
+        codes_N, _ = encode_level_(residuals_Nd, torch.from_numpy(book))
+        codes_NL[:, level] = codes_N.numpy()
+    return codes_NL
+
+
+def encode_level_(units_Nd: torch.Tensor, centroids_Kd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One level: codes [N] and residual lengths [N] (float64); the units become the next level's, in place."""
+    codes_N = torch.empty(len(units_Nd), dtype=torch.int64)
+    lengths_N = torch.empty(len(units_Nd), dtype=torch.float64)
+    for chunk in kmeans.chunks(len(units_Nd), len(centroids_Kd)):
+        codes_N[chunk] = kmeans.nearest(units_Nd[chunk], centroids_Kd)
+        units_Nd[chunk] -= centroids_Kd[codes_N[chunk]]
+        lengths_N[chunk] = normalise_(units_Nd[chunk], zero=ZERO)
+    return codes_N, lengths_N
+
+
+def units(vectors_Nd: np.ndarray) -> np.ndarray:
+    """The vectors at unit length, float32 [N, d]; zero vectors stay."""
+    units_Nd = torch.from_numpy(np.array(vectors_Nd, dtype=np.float32))
+    normalise_(units_Nd, zero=0.0)
+    return units_Nd.numpy()
+
+
+def normalise_(rows_Nd: torch.Tensor, *, zero: float) -> torch.Tensor:
+    """Scale rows to unit length in place; rows no longer than ``zero`` become zero. Returns lengths, float64 [N].
+
+    Lengths are taken in float64, so that they do not depend on how many rows are summed at once.
+    """
+    lengths_N = torch.empty(len(rows_Nd), dtype=torch.float64)
+    for chunk in kmeans.chunks(len(rows_Nd), rows_Nd.shape[1]):
+        rows_Bd = rows_Nd[chunk].double()
+        lengths_B = rows_Bd.square().sum(1).sqrt()
+        lengths_B[lengths_B <= zero] = 0.0
+        scale_B = torch.where(lengths_B > 0, 1 / lengths_B, 0.0)
+        rows_Nd[chunk] = (rows_Bd * scale_B[:, None]).float()
+        lengths_N[chunk] = lengths_B
+    return lengths_N
+
+
+def fit_residual(
+    vectors_Nd: np.ndarray,
+    sizes: list[int],
+    *,
+    fit: str = "minibatch",
+    steps: int = 3000,
+    batch_size: int = 2048,
+    max_iterations: int = 100,
+    seed: int = 0,
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Fit one codebook a level by k-means on the unit residuals of the level before.
+
+    ``sizes`` are the semantic levels' codes. ``fit`` is lloyd (full batch, at most ``max_iterations``), minibatch
+    (``steps`` of ``batch_size``) or balanced (the same, but each batch is assigned in equal shares, see
+    `sinkhorn`; the codes are those of the nearest centroids for all three); all start from k-means++. Where a
+    mini-batch would hold all vectors it is full-batch k-means, which stops when nothing changes, after at most
+    ``steps``. Returns the codebooks,
+    the codes [N, L], and the residual lengths ||u_l - c|| [N, L]: the mean of their squares is a level's error,
+    their product over the levels the relative reconstruction error ||z - ẑ|| / ||z||. Raises ValueError when a
+    level has fewer distinct vectors than codes.
+    """
+    units_Nd = torch.from_numpy(units(vectors_Nd))
+    if fit == "minibatch" and len(units_Nd) <= batch_size:
+        fit, max_iterations = "lloyd", steps
+    codebooks, codes, lengths = [], [], []
+    for level, size in enumerate(sizes):
+        generator = torch.Generator().manual_seed(seed * len(sizes) + level)
+        sample_Sd = kmeans.start_sample(units_Nd, size, generator)
+        start_Kd = kmeans.start(sample_Sd, size, generator, others_Nd=units_Nd, what=f"level {level}")
+        what = f"k-means level {level}"
+        if fit == "lloyd":
+            centroids_Kd = kmeans.lloyd(units_Nd, start_Kd, max_iterations, what=what)
+        else:
+            start_Kd = kmeans.lloyd(sample_Sd, start_Kd, START_ROUNDS, what=f"{what} start")
+            counts_K = torch.bincount(kmeans.nearest(sample_Sd, start_Kd), minlength=size)
+            assign = sinkhorn.balanced if fit == "balanced" else None
+            if assign:
+                counts_K = torch.full((size,), len(sample_Sd) // size)
+            centroids_Kd = kmeans.minibatch(
+                units_Nd, start_Kd, counts_K, steps, batch_size, generator, assign=assign, what=what
+            )
+        codes_N, lengths_N = encode_level_(units_Nd, centroids_Kd)
+        codebooks.append(centroids_Kd.numpy())
+        codes.append(codes_N.numpy())
+        lengths.append(lengths_N.numpy())
+    return codebooks, np.stack(codes, axis=1), np.stack(lengths, axis=1)
+
+
+def decode(codes_NL: np.ndarray, codebooks: list[np.ndarray], lengths_L: np.ndarray) -> np.ndarray:
+    """What codes [N, L] alone stand for, float32 [N, d]: ``lengths_L`` are the mean lengths that each level leaves."""
+    scales_L = np.concatenate([[1.0], np.cumprod(lengths_L)[:-1]]).astype(np.float32)
+    decoded_Nd = np.zeros((len(codes_NL), codebooks[0].shape[1]), np.float32)
+    for level, book_Kd in enumerate(codebooks):
+        decoded_Nd += scales_L[level] * book_Kd[codes_NL[:, level]]
+    return decoded_Nd

@@ -1,0 +1,212 @@
+"""The RQ-VAE against plain NumPy in float64: forward, every loss, codes; and what its training promises."""
+
+import numpy as np
+import pytest
+import torch
+
+from sidgraft import residual, rqvae
+from sidgraft.rqvae import RqVae
+
+TINY = {"code_dim": 4, "hidden": [32], "dropout": 0.1, "batch_size": 64, "patience": 3, "learning_rate": 0.003}
+
+
+def network(sizes=(7, 5), dim=9, seed=0):
+    torch.manual_seed(seed)
+    made = RqVae(dim, list(sizes), code_dim=4, hidden=[12, 6])
+    for parameter in made.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.5
+    made.mean_d.copy_(torch.randn(dim) * 0.1)
+    made.scale.copy_(torch.tensor(0.3))
+    return made.eval()
+
+
+def vectors(n=50, dim=9, seed=1):
+    return np.random.default_rng(seed).standard_normal((n, dim)).astype(np.float32)
+
+
+def clusters(n=400, dim=10, seed=0):
+    """Two levels of meaning: 6 clusters, far apart, of 4 each, and little noise."""
+    rng = np.random.default_rng(seed)
+    centres, offsets = 3 * rng.standard_normal((6, dim)), 0.3 * rng.standard_normal((4, dim))
+    of = rng.integers(6, size=n)
+    points = centres[of] + offsets[rng.integers(4, size=n)] + 0.02 * rng.standard_normal((n, dim))
+    return points.astype(np.float32), of
+
+
+def double(tensor):
+    return tensor.detach().double().numpy()
+
+
+def layers(sequential, x):
+    linears = [m for m in sequential if isinstance(m, torch.nn.Linear)]
+    for number, linear in enumerate(linears):
+        x = x @ double(linear.weight).T + double(linear.bias)
+        x = x if number == len(linears) - 1 else np.maximum(x, 0)
+    return x
+
+
+def forward_plainly(net, x):
+    """METHOD 4 in float64: codes, every r_l, the sum of the codes' vectors and what the decoder makes of it."""
+    r, rests, codes, total = layers(net.encoder, x), [], [], 0
+    for book in net.codebooks:
+        q = double(book)
+        rests.append(r)
+        codes.append(((r[:, None] - q) ** 2).sum(axis=2).argmin(axis=1))
+        total = total + q[codes[-1]]
+        r = r - q[codes[-1]]
+    return np.stack(codes, axis=1), [*rests, r], layers(net.decoder, total)
+
+
+def test_forward_and_every_loss_are_those_of_numpy():
+    net, x = network(), vectors()
+    found = net.losses(torch.from_numpy(x))
+    _, rests, decoded = forward_plainly(net, x.astype(np.float64))
+    assert found.reconstruction.item() == pytest.approx(((decoded - x) ** 2).mean(), rel=1e-5)
+    left = sum((rests[level + 1] ** 2).mean() for level in range(2))
+    assert found.codebook.item() == pytest.approx(left, rel=1e-5)
+    assert found.commitment.item() == pytest.approx(left, rel=1e-5)
+    diversity = 0.0
+    for level, book in enumerate(net.codebooks):
+        distances = ((rests[level][:, None] - double(book)) ** 2).sum(axis=2)
+        weights = np.exp(-distances / distances.min(axis=1).mean())
+        p = (weights / weights.sum(axis=1, keepdims=True)).mean(axis=0)
+        diversity += np.log(len(p)) + (p * np.log(p)).sum()
+    assert found.diversity.item() == pytest.approx(diversity, rel=1e-4)
+    assert found.total(0.25, 0.1).item() == pytest.approx(
+        ((decoded - x) ** 2).mean() + 1.25 * left + 0.1 * diversity, rel=1e-5
+    )
+
+
+def test_gradients_reach_what_each_loss_is_for():
+    net, x = network(), torch.from_numpy(vectors())
+    parts = {"encoder": net.encoder, "decoder": net.decoder, "codebooks": net.codebooks}
+    moved = {}
+    for name in ("reconstruction", "codebook", "commitment", "diversity"):
+        net.zero_grad()
+        getattr(net.losses(x), name).backward()
+        moved[name] = {
+            part
+            for part, module in parts.items()
+            if any(p.grad is not None and p.grad.any() for p in module.parameters())
+        }
+    assert moved == {
+        "reconstruction": {"encoder", "decoder"},  # straight through
+        "codebook": {"codebooks"},
+        "commitment": {"encoder"},
+        "diversity": {"encoder", "codebooks"},
+    }
+    # straight through: the encoder sees the gradient at the decoder's input
+    net.zero_grad()
+    latents = net.encoder(x)
+    codes, _, _ = forward_plainly(net, x.double().numpy())
+    total = sum(book.detach()[torch.from_numpy(codes[:, level])] for level, book in enumerate(net.codebooks))
+    total.requires_grad_()
+    (at_decoder,) = torch.autograd.grad((net.decoder(total) - x).square().mean(), total)
+    expected = torch.autograd.grad(latents, list(net.encoder.parameters()), at_decoder)
+    net.losses(x).reconstruction.backward()
+    for parameter, gradient in zip(net.encoder.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_codes_lengths_and_decoding_of_raw_vectors():
+    net, x = network(), vectors(60) * 4
+    x[3] = 0
+    unit = x.astype(float) / np.maximum(np.linalg.norm(x.astype(float), axis=1, keepdims=True), 1e-30)
+    inputs = (unit - double(net.mean_d)) / float(net.scale)
+    codes, rests, decoded = forward_plainly(net, inputs)
+    found, lengths = net.encode(x)
+    assert np.array_equal(found, codes)
+    np.testing.assert_allclose(lengths, np.stack([np.linalg.norm(r, axis=1) for r in rests], axis=1), rtol=1e-4)
+    np.testing.assert_allclose(net.decode(codes), decoded * float(net.scale) + double(net.mean_d), atol=1e-5)
+
+
+def test_neither_the_batch_nor_storing_changes_the_codes():
+    net, x = network((40, 40)), vectors(300)
+    net.codebooks[0].data[7] = net.codebooks[0].data[3]  # a tie: the lower code takes all
+    codes, _ = net.encode(x)
+    assert not (codes[:, 0] == 7).any()
+    assert np.array_equal(np.concatenate([net.encode(row[None])[0] for row in x]), codes)
+    stored = rqvae.from_tensors(net.tensors(), [book.detach().numpy() for book in net.codebooks])
+    assert np.array_equal(stored.encode(x)[0], codes)
+    assert np.array_equal(stored.decode(codes), net.decode(codes))
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_planted_clusters_are_found(balanced):
+    x, of = clusters()
+    net, record = rqvae.fit(x, [6, 4], balanced=balanced, epochs=34, **(TINY | {"learning_rate": 0.01}))
+    codes, _ = net.encode(x)
+    together = codes @ [4, 1]
+    assert sum(max(np.bincount(of[together == k])) for k in np.unique(together)) / len(of) > 0.95
+    assert record["held_out_error"] < 0.3  # the mean alone leaves about 1
+
+
+def test_codebooks_start_from_k_means_on_the_encodings():
+    net, x = network((5, 4)), torch.from_numpy(vectors(200))
+    rqvae.start_codebooks(net, x, seed=0)
+    rest = net.encoder(x).detach()
+    for book in net.codebooks:
+        codes = torch.cdist(rest, book.detach()).argmin(1)
+        means = torch.stack([rest[codes == k].mean(0) for k in range(len(book))])
+        # START_ROUNDS of Lloyd leave centres near the means of their points
+        assert (means - book.detach()).norm() < 0.1 * means.norm()
+        assert len(codes.unique()) == len(book)
+        rest = rest - book.detach()[codes]
+
+
+def test_dead_codes_are_moved_to_points_and_used_from_then_on():
+    net, x = network((6, 6)), torch.from_numpy(vectors(200))
+    net.codebooks[0].data[[1, 4]] = 1e3
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    net.losses(x).total(0.25, 0.01).backward()
+    optimizer.step()
+    torch.manual_seed(0)
+    codes, rests = rqvae._assign(net, x)
+    assert not np.isin(codes[:, 0], [1, 4]).any()
+    before = net.codebooks[0].detach().clone()
+    moved = rqvae.revive(net, optimizer, codes, rests)
+    assert moved[0] >= 2
+    for dead in (1, 4):
+        assert (rests[0] == net.codebooks[0].detach()[dead]).all(dim=1).any()
+        assert not optimizer.state[net.codebooks[0]]["exp_avg"][dead].any()
+    used = torch.from_numpy(np.unique(codes[:, 0]))
+    assert torch.equal(net.codebooks[0].detach()[used], before[used])
+    assert {1, 4} <= set(rqvae._assign(net, x)[0][:, 0].tolist())
+
+
+def test_training_stops_by_the_held_out_error_and_keeps_its_best(capsys):
+    x, _ = clusters()
+    net, record = rqvae.fit(x, [6, 4], epochs=500, **(TINY | {"patience": 2, "tolerance": 0.999}))
+    steps = [entry["step"] for entry in record["log"]]
+    assert record["stopped"].startswith("2 measurements without an improvement by 0.999")
+    assert len(steps) == 3
+    assert all(100 * n <= step < 100 * n + 7 for n, step in enumerate(steps, 1))
+    best = min(record["log"], key=lambda entry: entry["held_out_error"])
+    assert (record["best_step"], record["held_out_error"]) == (best["step"], best["held_out_error"])
+    assert set(best) >= {"loss", "reconstruction", "codebook", "commitment", "diversity", "collision_rate"}
+    assert len(best["utilisation"]) == len(best["perplexity"]) == 2
+    # the network is that of the best step: its error over all items is near the one that was held out
+    codes, _ = net.encode(x)
+    error = np.square(residual.units(x) - net.decode(codes)).sum(axis=1).mean()
+    assert error == pytest.approx(record["held_out_error"], rel=0.5)
+
+
+def test_the_same_seed_gives_the_same_network_whatever_was_drawn_before():
+    x, _ = clusters(120)
+    nets = []
+    for seed, drawn in ((3, 0), (3, 5), (4, 0)):
+        torch.rand(drawn)
+        nets.append(rqvae.fit(x, [5, 3], epochs=3, seed=seed, **TINY)[0])
+    first, again, other = (net.state_dict() for net in nets)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["codebooks.0"], other["codebooks.0"])
+
+
+def test_too_few_vectors_and_a_loss_that_is_not_finite_are_refused():
+    x, _ = clusters(60)
+    with pytest.raises(ValueError, match=r"level 0 has 60 distinct vectors for 61 codes: lower codebook_size"):
+        rqvae.fit(x, [61], epochs=1, **TINY)
+    with pytest.raises(ValueError, match=r"level 1 has \d+ distinct vectors for 30 codes"):
+        rqvae.fit(np.repeat(x[:20], 3, axis=0), [20, 30], epochs=1, **TINY)
+    with pytest.raises(ValueError, match=r"the loss of the RQ-VAE is (nan|inf) at step \d+ \(epoch \d+\): lower"):
+        rqvae.fit(x, [4, 4], epochs=30, **(TINY | {"learning_rate": 1e30}))
