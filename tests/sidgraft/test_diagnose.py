@@ -13,6 +13,8 @@ import torch
 from safetensors.numpy import save_file
 
 from sidgraft import artifacts, models, prompts
+from sidgraft.quantizers import Quantizer
+from sidgraft.rqvae import RqVae
 from sidgraft.sids import SidVocabulary
 from sidgraft.stages.diagnose import diagnose
 
@@ -285,3 +287,22 @@ def test_inputs_of_another_run_are_refused(world, tmp_path):
     _write_rows(tmp_path / "other", tokenizer, other, "", {"rows": np.zeros((other.n_new, 64))})
     with pytest.raises(ValueError, match="grounded_rows has codes"):
         _run(world, tmp_path / "out", grounded_rows=str(tmp_path / "other"))
+
+
+def test_rsa_of_an_rq_vae_is_against_the_centroids_of_its_codes_not_its_codebooks(world, tmp_path):
+    books = [np.random.default_rng(9).normal(size=(size, 3)).astype(np.float32) for size in SIZES[:-1]]
+    network = RqVae(5, list(SIZES[:-1]), code_dim=3, hidden=[4])
+    means, counts = list(_codebooks().values()), [np.ones(size, np.int64) for size in SIZES[:-1]]
+    with artifacts.create(tmp_path / "rq", "semantic_ids/v1", stage="quantize", arguments={}) as draft:
+        table = artifacts.load(world["root"] / "sids", "semantic_ids/v1").read_table("semantic_ids.parquet")
+        draft.write_table("semantic_ids.parquet", table)
+        quantizer = Quantizer(books, list(SIZES), network=network, means=means, counts=counts)
+        save_file(quantizer.tensors(), draft.path / "codebooks.safetensors")
+        draft.write_json("quantizer.json", {"sizes": list(SIZES)})
+    of_rq, of_means = (
+        artifacts.load(tmp_path / name, "diagnostics/v1").read_json("diagnostics.json")["stages"]
+        for name, sids in (("a", tmp_path / "rq"), ("b", world["root"] / "sids"))
+        if _run(world, tmp_path / name, semantic_ids=str(sids))
+    )
+    assert of_rq == of_means  # the means are the codebooks of the other artifact
+    assert of_rq["grounding"]["rsa_pearson"] is not None

@@ -24,7 +24,7 @@ from report_artifacts import (
     variant_artifacts,
 )
 
-from sidgraft import artifacts
+from sidgraft import artifacts, page
 from sidgraft.artifacts import Artifact, ArtifactError
 from sidgraft.page import depths, environment
 from sidgraft.provenance import settings
@@ -527,3 +527,28 @@ def test_three_cut_offs_make_a_curve_and_two_do_not() -> None:
     assert [name for name, _ in shown["charts"]] == ["Recall@k"]
     assert [name for name, _, _ in shown["legend"]] == ["mean", "centroid", "popularity", "neighbours"]
     assert shown["charts"][0][1].count("<polyline") == 4
+
+
+def test_curves_of_a_trained_quantizer_and_definitions(tmp_path: Path) -> None:
+    log = [
+        {"step": s, "held_out_error": 1 / s, "collision_rate": 0.5, "utilisation": [0.5, 1.0], "perplexity": [3.0, s]}
+        for s in (100, 200, 300)
+    ]
+    level = {"codes": 4, "mse": 0.5, "utilisation": 1.0, "perplexity": 3.0}
+    definitions = {"neighbours_kept": "share <of> neighbours"}
+    with artifacts.create(tmp_path / "ids", "semantic_ids/v1", stage="quantize", arguments={}) as draft:
+        schema = artifacts.SCHEMAS["semantic_ids/v1"]["semantic_ids.parquet"]
+        draft.write_table("semantic_ids.parquet", pa.table({"item_id": ["a"], "codes": [[0, 0, 0]]}).cast(schema))
+        (draft.path / "codebooks.safetensors").write_bytes(b"")
+        draft.write_json("quantizer.json", {})
+        draft.write_json("training.json", {"log": log, "best_step": 200})
+        draft.write_json("quality.json", {"levels": [level], "collision_rate": 0.5, "definitions": definitions})
+    ids = artifacts.load(tmp_path / "ids", "semantic_ids/v1")
+    curves = page.id_curves(ids)
+    assert [name for name, _, _ in curves["levels"]] == ["level 1", "level 2"]
+    titles = ["Held-out error", "Collision rate", "Utilisation of each level", "Perplexity of each level"]
+    assert [name for name, _ in curves["charts"]] == titles
+    assert all("<svg" in chart for _, chart in curves["charts"])
+    assert "level 2" in curves["charts"][3][1]
+    assert page.id_definitions(ids) == {"neighbours kept": "share <of> neighbours"}
+    assert "definitions" not in dict(page.id_facts(ids)["pairs"])
