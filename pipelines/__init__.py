@@ -1,1 +1,1 @@
-"""The pipelines and the command that runs them: python -m pipelines run|compile. Run from the checkout."""
+"""The pipelines and the command for them: python -m pipelines --help. Run from the checkout."""

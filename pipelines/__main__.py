@@ -1,4 +1,4 @@
-"""Run or compile the pipelines: python -m pipelines run --preset quickstart; python -m pipelines compile."""
+"""Run the pipelines here or on a cluster: python -m pipelines run --preset quickstart; python -m pipelines --help."""
 
 import argparse
 import sys
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import yaml
 
+from pipelines.cluster import ClusterError, schedule, submit, upload
+from pipelines.placement import ProfileError, read_profile
 from pipelines.settings import PRESETS, SettingsError, preset_names, read_settings
 from sidgraft.storage import StorageError
 
@@ -19,8 +21,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status (2 where the command is wrong, see `run_locally` for the rest)."""
     arguments = _parser().parse_args(argv)
     try:
-        return {"run": _run, "compile": _compile}[arguments.command](arguments)
-    except (SettingsError, StorageError) as error:
+        return COMMANDS[arguments.command](arguments)
+    except ClusterError as error:
+        print(f"python -m pipelines {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    except (SettingsError, ProfileError, StorageError) as error:
         print(f"python -m pipelines {arguments.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -39,8 +44,37 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    run.add_argument("--preset", required=True, metavar="NAME", help="a preset below, or a YAML file like them")
-    run.add_argument(
+    _takes_settings(run)
+    run.add_argument("--root", type=Path, metavar="DIR", help="where everything goes; the default is runs/NAME")
+    compile_ = commands.add_parser("compile", help="write the YAML of all pipelines and components")
+    compile_.add_argument("--profile", metavar="NAME", help="of this profile alone: a name, or a YAML file like them")
+    submit_ = commands.add_parser("submit", help="start a run on a cluster")
+    schedule_ = commands.add_parser("schedule", help="run a pipeline on a cluster again and again, by the clock")
+    upload_ = commands.add_parser("upload", help="upload all pipelines to a cluster, for its forms")
+    for command in (submit_, schedule_, upload_):
+        command.add_argument(
+            "--host", required=True, metavar="URL", help="Kubeflow Pipelines; its token is read from KFP_TOKEN"
+        )
+        command.add_argument("--profile", default="h100", metavar="NAME", help="where the stages run; default h100")
+        command.add_argument("--namespace", default="", metavar="NAME", help="yours, where the cluster has many users")
+    for command in (submit_, schedule_):
+        _takes_settings(command)
+        command.add_argument(
+            "--experiment", default="", metavar="NAME", help="one that exists; the default is sidgraft"
+        )
+        command.add_argument("--run-name", default="", metavar="NAME", help="the default is the preset's name")
+    schedule_.add_argument(
+        "--cron",
+        required=True,
+        metavar="FIELDS",
+        help="six fields, seconds first, as '0 0 3 * * *' for 03:00 every day",
+    )
+    return parser
+
+
+def _takes_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--preset", required=True, metavar="NAME", help="a preset, or a YAML file like them")
+    command.add_argument(
         "--set",
         action="append",
         default=[],
@@ -48,9 +82,6 @@ def _parser() -> argparse.ArgumentParser:
         dest="assignments",
         help="change one input of the pipeline; repeat it for more",
     )
-    run.add_argument("--root", type=Path, metavar="DIR", help="where everything goes; the default is runs/NAME")
-    commands.add_parser("compile", help="write the YAML of all pipelines and components")
-    return parser
 
 
 def _presets() -> str:
@@ -70,15 +101,42 @@ def _run(arguments: argparse.Namespace) -> int:
     return run_locally(settings, arguments.root or Path("runs") / Path(arguments.preset).stem, console)
 
 
-def _compile(_: argparse.Namespace) -> int:
-    from pipelines.build import compile_all
+def _compile(arguments: argparse.Namespace) -> int:
+    from pipelines.build import compile_all, placed_targets, write
 
-    changed = compile_all()
+    changed = write(placed_targets(arguments.profile)) if arguments.profile else compile_all()
     for path in changed:
         print(f"wrote {path}")
     if not changed:
         print("all YAML files are up to date")
     return 0
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    settings = read_settings(arguments.preset, arguments.assignments)
+    page = submit(arguments.host, settings, read_profile(arguments.profile), **_where(arguments))
+    print(f"Run: {page}")
+    return 0
+
+
+def _schedule(arguments: argparse.Namespace) -> int:
+    settings = read_settings(arguments.preset, arguments.assignments)
+    profile = read_profile(arguments.profile)
+    print(f"Schedule: {schedule(arguments.host, settings, profile, cron=arguments.cron, **_where(arguments))}")
+    return 0
+
+
+def _upload(arguments: argparse.Namespace) -> int:
+    for page in upload(arguments.host, read_profile(arguments.profile), namespace=arguments.namespace):
+        print(f"Pipeline: {page}")
+    return 0
+
+
+def _where(arguments: argparse.Namespace) -> dict[str, str]:
+    return {name: getattr(arguments, name) for name in ("namespace", "experiment", "run_name")}
+
+
+COMMANDS = {"run": _run, "compile": _compile, "submit": _submit, "upload": _upload, "schedule": _schedule}
 
 
 if __name__ == "__main__":

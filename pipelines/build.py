@@ -2,28 +2,38 @@
 
 import importlib
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from kfp import compiler
 
+from pipelines.placement import placed, profile_names, read_profile
 from sidgraft.signatures import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
+COMPILED = Path("pipelines") / "compiled"
 PIPELINES = ("train", "study")
 COMPONENTS = ("variants", *STAGES)
 
 
+@cache
 def targets() -> dict[Path, Any]:
     """Return every committed YAML file, relative to the checkout, with the pipeline or component it is made from."""
     files: dict[Path, Any] = {}
     for name in COMPONENTS:
         module = importlib.import_module(f"components.{name}.component")
         files[Path("components") / name / "component.yaml"] = getattr(module, name)
-    for name in PIPELINES:
-        files[Path("pipelines") / "compiled" / f"{name}.yaml"] = load_pipeline(name)
+    for profile in profile_names():
+        files |= placed_targets(profile)
     return files
+
+
+def placed_targets(profile: str) -> dict[Path, Any]:
+    """Return the YAML files of a profile, by name or file: every pipeline, placed as it says."""
+    place = read_profile(profile)
+    return {COMPILED / f"{name}.{place.name}.yaml": placed(load_pipeline(name), place) for name in PIPELINES}
 
 
 def load_pipeline(name: str) -> Any:
@@ -40,9 +50,18 @@ def compiled(target: Any) -> str:
 
 
 def compile_all() -> list[Path]:
-    """Write every committed YAML file; return those that changed."""
+    """Write every committed YAML file and remove compiled pipelines that no profile makes; return what changed."""
+    files = targets()
+    stale = [file for file in (ROOT / COMPILED).glob("*.yaml") if file.relative_to(ROOT) not in files]
+    for file in stale:
+        file.unlink()
+    return [file.relative_to(ROOT) for file in stale] + write(files)
+
+
+def write(files: dict[Path, Any]) -> list[Path]:
+    """Compile ``files`` (relative to the checkout) and write those that changed; return these."""
     changed = []
-    for path, target in targets().items():
+    for path, target in files.items():
         text = compiled(target)
         file = ROOT / path
         if not file.is_file() or file.read_text(encoding="utf-8") != text:

@@ -1,0 +1,223 @@
+"""Hand a pipeline to Kubeflow Pipelines on a cluster: python -m pipelines submit|upload|schedule --host URL.
+
+The token is read from KFP_TOKEN, never from the command line, where other users of the machine would see it.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import kfp_server_api
+import urllib3
+from kfp import Client
+
+from components.images import TAG
+from pipelines.build import PIPELINES, compiled, load_pipeline
+from pipelines.placement import Profile, placed
+from pipelines.settings import Settings, SettingsError
+
+TOKEN = "KFP_TOKEN"
+EXPERIMENT = "sidgraft"  # where no other is named; made when it is missing
+SECONDS_TO_CONNECT = 10.0
+
+FILES = ("catalog", "interactions", "embed_embeddings")  # inputs that are read from where they lie
+
+
+class ClusterError(RuntimeError):
+    """The cluster did not do what it was asked; the message says why and what to do."""
+
+
+def submit(
+    host: str, settings: Settings, profile: Profile, *, namespace: str = "", experiment: str = "", run_name: str = ""
+) -> str:
+    """Start a run and return the address of its page."""
+    _reachable_by_pods(settings)
+    with _client(host, namespace) as client, _package(settings.pipeline, profile) as package:
+        run = client.run_pipeline(
+            experiment_id=_experiment(client, experiment, namespace),
+            job_name=run_name or settings.preset,
+            pipeline_package_path=package,
+            params=settings.parameters,
+        )
+        return f"{client._get_url_prefix()}/#/runs/details/{run.run_id}"
+
+
+def schedule(
+    host: str,
+    settings: Settings,
+    profile: Profile,
+    *,
+    cron: str,
+    namespace: str = "",
+    experiment: str = "",
+    run_name: str = "",
+) -> str:
+    """Run the pipeline by the clock of the server, one at a time, with no run for a time that was missed.
+
+    ``cron`` has six fields, seconds first. A schedule of the same name is replaced. Returns the address of its page.
+    """
+    if len(cron.split()) != 6:
+        raise SettingsError(
+            f"--cron is {cron!r}, expected six fields, seconds first: '0 0 3 * * *' is every day at three, by the"
+            " server's clock."
+        )
+    _reachable_by_pods(settings)
+    name = run_name or settings.preset
+    with _client(host, namespace) as client, _package(settings.pipeline, profile) as package:
+        place = _experiment(client, experiment, namespace)
+        old = _schedules(client, name, place)
+        new = client.create_recurring_run(
+            experiment_id=place,
+            job_name=name,
+            cron_expression=cron,
+            max_concurrency=1,
+            no_catchup=True,
+            params=settings.parameters,
+            pipeline_package_path=package,
+        )
+        for schedule_id in old:
+            client.delete_recurring_run(schedule_id)
+        return f"{client._get_url_prefix()}/#/recurringrun/details/{new.recurring_run_id}"
+
+
+def upload(host: str, profile: Profile, *, namespace: str = "") -> list[str]:
+    """Upload every pipeline, or a version where one of its name is there; return the addresses of their pages.
+
+    A version is named by release, profile and content: what is there already is left alone.
+    """
+    pages = []
+    with _client(host, namespace) as client:
+        for pipeline in PIPELINES:
+            with _package(pipeline, profile) as package:
+                name = load_pipeline(pipeline).name
+                digest = hashlib.sha256(Path(package).read_bytes()).hexdigest()[:8]
+                pipeline_id = client.get_pipeline_id(name)
+                if pipeline_id is None:
+                    pipeline_id = client.upload_pipeline(package, name, namespace=namespace or None).pipeline_id
+                version = f"{TAG}-{profile.name}-{digest}"
+                if version not in _versions(client, pipeline_id):
+                    client.upload_pipeline_version(package, version, pipeline_id=pipeline_id)
+            pages.append(f"{client._get_url_prefix()}/#/pipelines/details/{pipeline_id}")
+    return pages
+
+
+@contextmanager
+def _package(pipeline: str, profile: Profile) -> Iterator[str]:
+    """The compiled pipeline as a file, which is how the client takes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"{pipeline}.yaml"
+        file.write_text(compiled(placed(load_pipeline(pipeline), profile)), encoding="utf-8")
+        yield str(file)
+
+
+@contextmanager
+def _client(host: str, namespace: str) -> Iterator[Any]:
+    """A client for the host whose errors are told in a sentence, and that prints nothing by itself."""
+    _connect(host)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")
+            _healthy(host)
+            yield Client(host=host, existing_token=os.environ.get(TOKEN), namespace=namespace or "kubeflow")
+    except kfp_server_api.ApiException as error:
+        raise ClusterError(_told(host, error)) from error
+    except urllib3.exceptions.HTTPError as error:
+        raise ClusterError(f"{host} broke off the connection ({error}). Check --host and try again.") from error
+
+
+def _connect(host: str) -> None:
+    parts = urlsplit(host)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SettingsError(f"--host is {host!r}, expected the address of Kubeflow Pipelines, such as https://HOST.")
+    try:
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        socket.create_connection((parts.hostname, port), SECONDS_TO_CONNECT).close()
+    except OSError as error:
+        raise ClusterError(
+            f"nothing answers at {host} ({error.strerror or error}). Check the address, or make a way to it:"
+            " kubectl port-forward -n kubeflow svc/ml-pipeline-ui 8080:80, then --host http://localhost:8080."
+        ) from error
+
+
+def _healthy(host: str) -> None:
+    """Ask once: the client itself would ask a server that refuses it five times, and log every try."""
+    configuration = kfp_server_api.Configuration(host=host.rstrip("/"))
+    token = os.environ.get(TOKEN)
+    if token:
+        configuration.api_key["authorization"] = token
+        configuration.api_key_prefix["authorization"] = "Bearer"
+    with kfp_server_api.ApiClient(configuration) as client:
+        kfp_server_api.HealthzServiceApi(client).healthz_service_get_healthz()
+
+
+def _told(host: str, error: kfp_server_api.ApiException) -> str:
+    if error.status in (401, 403):
+        given = (
+            "the token in KFP_TOKEN" if os.environ.get(TOKEN) else "a request without a token (KFP_TOKEN is not set)"
+        )
+        return f"{host} refuses {given} (HTTP {error.status}). Set KFP_TOKEN to a token that may do this."
+    return f"{host} answered HTTP {error.status}: {_message(error)}."
+
+
+def _message(error: kfp_server_api.ApiException) -> str:
+    """Return what the server says of an error: its JSON has a message."""
+    try:
+        return str(json.loads(error.body or "")["message"]).rstrip(".")
+    except (ValueError, KeyError, TypeError):
+        return str(error.reason)
+
+
+def _experiment(client: Any, name: str, namespace: str) -> str:
+    """Return the id of the experiment, of our own where none is named; only that one is made when it is missing."""
+    if not name:
+        return client.create_experiment(EXPERIMENT, namespace=namespace or None).experiment_id
+    try:
+        return client.get_experiment(experiment_name=name, namespace=namespace or None).experiment_id
+    except ValueError as error:
+        where = f" in the namespace {namespace}" if namespace else ""
+        raise ClusterError(
+            f"there is no experiment {name!r}{where}. Make it in the user interface, or leave out --experiment to use"
+            f" {EXPERIMENT!r}."
+        ) from error
+
+
+def _schedules(client: Any, name: str, experiment: str) -> list[str]:
+    answers = _pages(
+        lambda token: client.list_recurring_runs(experiment_id=experiment, page_token=token, page_size=100)
+    )
+    return [r.recurring_run_id for answer in answers for r in answer.recurring_runs or () if r.display_name == name]
+
+
+def _versions(client: Any, pipeline_id: str) -> set[str]:
+    answers = _pages(lambda token: client.list_pipeline_versions(pipeline_id, page_token=token, page_size=100))
+    return {version.display_name for answer in answers for version in answer.pipeline_versions or ()}
+
+
+def _pages(ask: Callable[[str], Any]) -> Iterator[Any]:
+    token = ""
+    while True:
+        answer = ask(token)
+        yield answer
+        token = answer.next_page_token or ""
+        if not token:
+            return
+
+
+def _reachable_by_pods(settings: Settings) -> None:
+    """Refuse files of this machine: a pod would look for them in its own container."""
+    for key in FILES:
+        value = settings.parameters.get(key, "")
+        if value and Path(value).exists():
+            raise SettingsError(
+                f"{key} is {value!r}, a file of this machine, which no pod can read. Copy it to the object store and"
+                f" give --set {key}=s3://BUCKET/KEY."
+            )

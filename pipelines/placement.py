@@ -1,0 +1,290 @@
+"""Where the stages run on a cluster: read a profile (pipelines/profiles/*.yaml) and apply it to a pipeline.
+
+    python -m pipelines compile --profile NAME
+
+A profile is a mapping of: `description`; `images` (full references in place of those of the release, by `data`, `cpu`,
+`gpu`); `secret` (the Kubernetes secret with the object store's credentials, empty for none); `queue` and `priority`
+(Kueue's queue and priority class, empty for none); `gpu` (what a stage with GPUs gets:
+`resource`, `node_selector`, `node_affinity`, `tolerations`); `defaults` (resources of every stage) and `stages`
+(what a stage has otherwise). It is applied when a pipeline is compiled; the local runner knows none of it.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kfp import dsl, kubernetes
+from kfp.dsl import pipeline_context
+
+from components.images import IMAGES
+
+PROFILES = Path(__file__).parent / "profiles"
+
+KEYS = ("description", "images", "secret", "queue", "priority", "gpu", "defaults", "stages")
+GPU_KEYS = ("resource", "node_selector", "node_affinity", "tolerations")
+TOLERATION_KEYS = ("key", "operator", "value", "effect")
+AFFINITY_KEYS = ("key", "operator", "values")
+RESOURCE_KEYS = ("cpu", "memory", "gpus", "shm", "timeout", "retries", "backoff", "cache")
+
+QUANTITY = re.compile(r"^[1-9][0-9]*Gi$")
+DURATION = re.compile(r"^[1-9][0-9]*[smh]$")
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+# On every pod of a stage: the network policy in manifests/ goes by it.
+LABEL = ("app.kubernetes.io/part-of", "sidgraft")
+
+# Read from the secret where it has them; a store that needs none, or a cluster that gives credentials to service
+# accounts, has no such secret.
+SECRET_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION")
+
+REFERENCE = re.compile(r"^[a-z0-9][\w.:/-]*?(:[\w][\w.-]{0,127}|@sha256:[0-9a-f]{64})$")
+
+
+class ProfileError(ValueError):
+    """A profile is wrong; the message says what was found and what was expected."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one stage gets. ``memory`` is the process's own; the pod's limit also holds ``shm``, which counts as memory.
+
+    Memory in Gi, cpu in cores, timeout and backoff in seconds.
+    """
+
+    cpu: int
+    memory: int
+    timeout: int
+    retries: int
+    backoff: int
+    gpus: int = 0
+    shm: int = 0
+    cache: bool = True
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile, read and checked: the resources of every stage, and how a stage with GPUs finds its node."""
+
+    name: str
+    stages: Mapping[str, Resources]
+    images: Mapping[str, str] = field(default_factory=dict)
+    secret: str = ""
+    queue: str = ""
+    priority: str = ""
+    resource: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    node_affinity: tuple[Mapping[str, Any], ...] = ()
+    tolerations: tuple[Mapping[str, str], ...] = ()
+
+    def image(self, stage: str) -> str | None:
+        """Return the image that the profile sets for a stage; None where it keeps the release's."""
+        return self.images.get(IMAGES[stage].rpartition("/")[2])
+
+
+def profile_names() -> list[str]:
+    """Return the names of all profiles."""
+    return sorted(file.stem for file in PROFILES.glob("*.yaml"))
+
+
+def read_profile(name: str) -> Profile:
+    """Read a profile by name, or a YAML file of the same form.
+
+    Raises ProfileError for unknown profiles and keys (with the nearest right one) and for values that do not fit.
+    """
+    file = Path(name) if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
+    if not file.is_file():
+        raise ProfileError(
+            f"there is no profile {name!r}; the profiles are {', '.join(profile_names())}."
+            + _near(name, profile_names())
+        )
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    where = f"profile {file.stem}"
+    content = _mapping(content, KEYS, where)
+    gpu = _mapping(content.get("gpu"), GPU_KEYS, f"{where}: gpu")
+    stages = _stages(content, where)
+    with_gpus = [stage for stage, resources in stages.items() if resources.gpus]
+    if with_gpus and not (gpu.get("resource") and (gpu.get("node_selector") or gpu.get("node_affinity"))):
+        raise ProfileError(
+            f"{where}: {with_gpus[0]} has GPUs, so gpu must say their resource (nvidia.com/gpu) and a node_selector or"
+            " node_affinity."
+        )
+    if content.get("priority") and not content.get("queue"):
+        raise ProfileError(
+            f"{where}: priority is Kueue's and needs a queue; Kubeflow Pipelines sets no priority of a pod itself."
+        )
+    return Profile(
+        name=file.stem,
+        stages=stages,
+        images=_images(content, where),
+        secret=content.get("secret") or "",
+        queue=content.get("queue") or "",
+        priority=content.get("priority") or "",
+        resource=gpu.get("resource", ""),
+        node_selector=_texts(gpu.get("node_selector"), f"{where}: gpu: node_selector"),
+        node_affinity=_rules(gpu, "node_affinity", AFFINITY_KEYS, where),
+        tolerations=_rules(gpu, "tolerations", TOLERATION_KEYS, where),
+    )
+
+
+def placed(pipeline: Any, profile: Profile) -> Any:
+    """Return the pipeline made anew, with every task placed as the profile says."""
+    graph = pipeline.pipeline_func
+
+    def function(*channels: Any) -> Any:
+        output = graph(*channels)
+        made = pipeline_context.Pipeline.get_default_pipeline()
+        assert made is not None  # the decorator below makes one around this function
+        for task in made.tasks.values():
+            stage = task.component_spec.name
+            image = profile.image(stage)
+            if image:
+                task.set_container_image(image)
+            place(task, profile, profile.stages[stage])
+        return output
+
+    function.__name__ = graph.__name__
+    function.__doc__ = graph.__doc__
+    function.__signature__ = graph.__signature__  # type: ignore[attr-defined]
+    return dsl.pipeline(name=pipeline.name)(function)
+
+
+def place(task: dsl.PipelineTask, profile: Profile, resources: Resources) -> None:
+    """Give one task its resources, node, volumes, time and identity."""
+    memory = f"{resources.memory + resources.shm}Gi"
+    task.set_cpu_request(str(resources.cpu)).set_cpu_limit(str(resources.cpu))
+    task.set_memory_request(memory).set_memory_limit(memory)
+    task.set_retry(
+        num_retries=resources.retries,
+        backoff_duration=f"{resources.backoff}s",
+        backoff_factor=2.0,
+        backoff_max_duration="600s",
+    )
+    task.set_caching_options(resources.cache)
+    kubernetes.set_timeout(task, resources.timeout)
+    # The images' user is a number, so the kubelet can check it; OpenShift sets another one. The backend forbids
+    # privilege escalation and drops all capabilities by itself, and takes no such field.
+    kubernetes.set_security_context(task, run_as_non_root=True)
+    kubernetes.add_pod_label(task, *LABEL)
+    if profile.secret:
+        keys = {key: key for key in SECRET_KEYS}
+        kubernetes.use_secret_as_env(task, profile.secret, secret_key_to_env=keys, optional=True)
+    if profile.queue:
+        kubernetes.add_pod_label(task, "kueue.x-k8s.io/queue-name", profile.queue)
+    if profile.priority:
+        kubernetes.add_pod_label(task, "kueue.x-k8s.io/priority-class", profile.priority)
+    if resources.shm:
+        kubernetes.empty_dir_mount(task, "shm", "/dev/shm", medium="Memory", size_limit=f"{resources.shm}Gi")
+    if resources.gpus:
+        task.set_accelerator_type(profile.resource).set_accelerator_limit(resources.gpus)
+        for key, value in profile.node_selector.items():
+            kubernetes.add_node_selector(task, key, value)
+        if profile.node_affinity:
+            kubernetes.add_node_affinity(task, match_expressions=[dict(rule) for rule in profile.node_affinity])
+        for toleration in profile.tolerations:
+            kubernetes.add_toleration(task, **toleration)  # type: ignore[arg-type]
+
+
+def _stages(content: Mapping[str, Any], where: str) -> dict[str, Resources]:
+    defaults = _mapping(content.get("defaults"), RESOURCE_KEYS, f"{where}: defaults")
+    given = _mapping(content.get("stages"), tuple(IMAGES), f"{where}: stages")
+    stages = {}
+    for stage in IMAGES:
+        own = _mapping(given.get(stage), RESOURCE_KEYS, f"{where}: {stage}")
+        stages[stage] = _resources(defaults | own, f"{where}: {stage}")
+    return stages
+
+
+def _resources(values: Mapping[str, Any], where: str) -> Resources:
+    missing = [key for key in ("cpu", "memory", "timeout", "retries", "backoff") if key not in values]
+    if missing:
+        raise ProfileError(f"{where}: {missing[0]} is not set; give it here or under defaults.")
+    counts = {key: _count(values, key, where, least) for key, least in (("cpu", 1), ("retries", 1), ("gpus", 0))}
+    resources = Resources(
+        cpu=counts["cpu"],
+        memory=_gibibytes(values, "memory", where),
+        timeout=_seconds(values, "timeout", where),
+        retries=counts["retries"],
+        backoff=_seconds(values, "backoff", where),
+        gpus=counts["gpus"],
+        shm=_gibibytes(values, "shm", where) if values.get("shm") else 0,
+        cache=values.get("cache", True),
+    )
+    if not isinstance(resources.cache, bool):
+        raise ProfileError(f"{where}: cache is {resources.cache!r}, expected true or false.")
+    if resources.gpus and not resources.shm:
+        raise ProfileError(
+            f"{where} has GPUs and no shm; NCCL and data loaders need more than the 64 MB of a container:"
+            " set shm, such as 16Gi."
+        )
+    return resources
+
+
+def _images(content: Mapping[str, Any], where: str) -> dict[str, str]:
+    names = tuple(dict.fromkeys(name.rpartition("/")[2] for name in IMAGES.values()))
+    images = _texts(_mapping(content.get("images"), names, f"{where}: images"), f"{where}: images")
+    for name, reference in images.items():
+        if not REFERENCE.match(reference) or reference.endswith(":latest"):
+            raise ProfileError(
+                f"{where}: images: {name} is {reference!r}, expected a reference with a tag or digest that never"
+                " changes, not latest: the cache knows code by it. Give REGISTRY/sidgraft/"
+                f"{name}:TAG as `make images` names it, or ...@sha256:DIGEST."
+            )
+    return images
+
+
+def _rules(gpu: Mapping[str, Any], name: str, keys: tuple[str, ...], where: str) -> tuple[Mapping[str, Any], ...]:
+    rules = gpu.get(name) or []
+    if not isinstance(rules, list):
+        raise ProfileError(f"{where}: gpu: {name} is {rules!r}, expected a list.")
+    return tuple(_mapping(rule, keys, f"{where}: gpu: {name}") for rule in rules)
+
+
+def _mapping(value: Any, keys: tuple[str, ...], where: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ProfileError(f"{where} is {value!r}, expected a mapping of {', '.join(keys)}.")
+    for key in value:
+        if key not in keys:
+            raise ProfileError(
+                f"{where} has the unknown key {key!r}; expected {', '.join(keys)}.{_near(str(key), keys)}"
+            )
+    return value
+
+
+def _texts(value: Any, where: str) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ProfileError(f"{where} is {value!r}, expected a mapping of texts (quote numbers and true).")
+    return value
+
+
+def _count(values: Mapping[str, Any], key: str, where: str, least: int) -> int:
+    value = values.get(key, 0)
+    if type(value) is not int or value < least:
+        raise ProfileError(f"{where}: {key} is {value!r}, expected a whole number of at least {least}.")
+    return value
+
+
+def _gibibytes(values: Mapping[str, Any], key: str, where: str) -> int:
+    value = values[key]
+    if not isinstance(value, str) or not QUANTITY.match(value):
+        raise ProfileError(f"{where}: {key} is {value!r}, expected whole Gi, such as 16Gi.")
+    return int(value.removesuffix("Gi"))
+
+
+def _seconds(values: Mapping[str, Any], key: str, where: str) -> int:
+    value = values[key]
+    if not isinstance(value, str) or not DURATION.match(value):
+        raise ProfileError(f"{where}: {key} is {value!r}, expected seconds, minutes or hours, such as 90s, 30m or 12h.")
+    return int(value[:-1]) * SECONDS[value[-1]]
+
+
+def _near(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {near[0]}?" if near else ""

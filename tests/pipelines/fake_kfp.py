@@ -1,0 +1,129 @@
+"""A server that speaks the calls of Kubeflow Pipelines we use, and refuses what its own models do not know."""
+
+import json
+import re
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
+
+import kfp_server_api
+
+API = "/apis/v2beta1"
+
+
+def checked(body, model):
+    """Return the body as the model of kfp-server-api; keys that the model lacks are an error, as in the real server."""
+    kind = getattr(kfp_server_api, model)
+    unknown = set(body) - set(kind.attribute_map.values())
+    if unknown:
+        raise ValueError(f"{model} has no {sorted(unknown)}")
+    for name, attribute in kind.attribute_map.items():
+        inner = kind.openapi_types[name]
+        if isinstance(body.get(attribute), dict) and hasattr(kfp_server_api, inner):
+            checked(body[attribute], inner)
+    return kfp_server_api.ApiClient().deserialize(SimpleNamespace(data=json.dumps(body)), model)
+
+
+class Fake:
+    """What the server knows and what it was asked."""
+
+    def __init__(self, token=""):
+        self.token = token
+        self.experiments, self.pipelines, self.versions, self.runs, self.schedules = {}, {}, {}, {}, {}
+        self.asked = []
+
+    def answer(self, method, path, query, body, content_type):
+        """Return (status, answer)."""
+        call = (method, path.removeprefix(API))
+        match call:
+            case ("GET", "/healthz"):
+                return 200, {"multi_user": False}
+            case ("GET", "/experiments"):
+                wanted = json.loads(query["filter"][0])["predicates"][0] if "filter" in query else {}
+                name = wanted.get("stringValue") or wanted.get("string_value")
+                found = [{"experiment_id": i, "display_name": n} for n, i in self.experiments.items() if n == name]
+                return 200, {"experiments": found}
+            case ("POST", "/experiments"):
+                name = checked(body, "V2beta1Experiment").display_name
+                self.experiments[name] = f"e{len(self.experiments)}"
+                return 200, {"experiment_id": self.experiments[name], "display_name": name}
+            case ("POST", "/runs"):
+                run = checked(body, "V2beta1Run")
+                self.runs[f"r{len(self.runs)}"] = run
+                return 200, {"run_id": f"r{len(self.runs) - 1}"}
+            case ("GET", "/recurringruns"):
+                return 200, self.page(query)
+            case ("POST", "/recurringruns"):
+                name = f"s{len(self.schedules)}"
+                self.schedules[name] = checked(body, "V2beta1RecurringRun")
+                return 200, {"recurring_run_id": name}
+            case ("GET", "/pipelines"):
+                name = json.loads(query["filter"][0])["predicates"][0]["stringValue"]
+                return 200, {"pipelines": [{"pipeline_id": i} for n, i in self.pipelines.items() if n == name]}
+            case ("POST", "/pipelines/upload"):
+                assert content_type.startswith("multipart/form-data")
+                self.pipelines[query["name"][0]] = f"p{len(self.pipelines)}"
+                return 200, {"pipeline_id": self.pipelines[query["name"][0]]}
+            case ("POST", "/pipelines/upload_version"):
+                self.versions.setdefault(query["pipelineid"][0], []).append((query["name"][0], body))
+                return 200, {"pipeline_id": query["pipelineid"][0], "pipeline_version_id": "v"}
+        if delete := re.fullmatch(r"/recurringruns/(\w+)", call[1]):
+            assert method == "DELETE"
+            del self.schedules[delete[1]]
+            return 200, {}
+        if versions := re.fullmatch(r"/pipelines/(\w+)/versions", call[1]):
+            found = [{"display_name": name} for name, _ in self.versions.get(versions[1], [])]
+            return 200, {"pipeline_versions": found}
+        return 404, {"message": f"no such call: {method} {path}"}
+
+    def page(self, query):
+        """One schedule a page, as a server with more than fit on one."""
+        at = int(query.get("page_token", ["0"])[0] or 0)
+        names = sorted(self.schedules)
+        shown = [
+            {"recurring_run_id": name, "display_name": self.schedules[name].display_name} for name in names[at : at + 1]
+        ]
+        return {"recurringRuns": shown, "next_page_token": str(at + 1) if at + 1 < len(names) else ""}
+
+
+@contextmanager
+def serving(fake):
+    """Serve a Fake on loopback; gives its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self):
+            url = urlsplit(self.path)
+            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            kind = self.headers.get("Content-Type") or ""
+            fake.asked.append((self.command, url.path))
+            if fake.token and self.headers.get("authorization") != f"Bearer {fake.token}":
+                status, answer = 401, {"message": "who are you?"}
+            else:
+                body = json.loads(raw) if raw and "json" in kind else raw
+                try:
+                    status, answer = fake.answer(self.command, url.path, parse_qs(url.query), body, kind)
+                except ValueError as error:
+                    status, answer = 400, {"message": str(error)}
+            text = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_POST = do_DELETE = handle_any
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

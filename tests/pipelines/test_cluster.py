@@ -1,0 +1,134 @@
+"""submit, schedule and upload against a fake server that checks requests by the models of kfp-server-api."""
+
+import socket
+
+import fake_kfp
+import pytest
+
+from pipelines.__main__ import main
+from pipelines.build import PIPELINES
+
+FILES = ["--set", "catalog=s3://shop/items.jsonl", "--set", "interactions=s3://shop/users.jsonl"]
+
+
+@pytest.fixture
+def fake():
+    return fake_kfp.Fake(token="right")
+
+
+@pytest.fixture
+def host(fake, monkeypatch, tmp_path):
+    monkeypatch.setenv("KFP_TOKEN", "right")
+    monkeypatch.setenv("HOME", str(tmp_path))  # the client keeps a context there
+    with fake_kfp.serving(fake) as address:
+        yield address
+
+
+def submit(host, *more, command="submit"):
+    return main([command, "--host", host, "--preset", "own", "--profile", "cpu", *FILES, *more])
+
+
+def test_submit_starts_a_run_and_prints_its_page(fake, host, capsys):
+    assert submit(host, "--set", "finetune_epochs=3", "--run-name", "monday") == 0
+    run = fake.runs["r0"]
+    assert run.display_name == "monday"
+    assert run.experiment_id == fake.experiments["sidgraft"]
+    assert run.runtime_config.parameters["finetune_epochs"] == 3
+    assert run.runtime_config.parameters["catalog"] == "s3://shop/items.jsonl"
+    assert run.pipeline_spec["pipeline_spec"]["pipelineInfo"]["name"] == "sidgraft-train"
+    executors = run.pipeline_spec["platform_spec"]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    assert executors["exec-finetune"]["securityContext"] == {"runAsNonRoot": True}
+    assert capsys.readouterr().out == f"Run: {host}/#/runs/details/r0\n"
+
+
+def test_submit_into_an_experiment_that_exists(fake, host):
+    fake.experiments["tests"] = "e7"
+    assert submit(host, "--experiment", "tests") == 0
+    assert fake.runs["r0"].experiment_id == "e7"
+    assert set(fake.experiments) == {"tests"}
+
+
+def test_schedule_is_never_two_at_once_makes_nothing_up_and_replaces_its_namesake(fake, host, capsys):
+    assert submit(host, "--cron", "0 0 3 * * *", "--run-name", "another", command="schedule") == 0
+    assert submit(host, "--cron", "0 0 3 * * *", command="schedule") == 0
+    assert submit(host, "--cron", "0 30 4 * * *", command="schedule") == 0
+    assert sorted(fake.schedules) == ["s0", "s2"]
+    new = fake.schedules["s2"]
+    assert new.trigger.cron_schedule.cron == "0 30 4 * * *"
+    assert (new.max_concurrency, new.no_catchup, new.mode) == ("1", True, "ENABLE")
+    assert f"Schedule: {host}/#/recurringrun/details/s2" in capsys.readouterr().out
+
+
+def test_upload_adds_a_version_once(fake, host, capsys):
+    for _ in range(2):
+        assert main(["upload", "--host", host, "--profile", "cpu"]) == 0
+    assert {"sidgraft-train", "sidgraft-study"} <= set(fake.pipelines)
+    assert len(fake.pipelines) == len(PIPELINES)
+    for versions in fake.versions.values():
+        ((name, body),) = versions
+        assert name.startswith("v0.1.0-cpu-")
+        assert b"pipelineInfo" in body
+    assert "#/pipelines/details/p0" in capsys.readouterr().out
+
+
+def test_a_host_where_nothing_answers_is_told(capsys):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        assert submit(address) == 1
+    assert f"nothing answers at {address}" in told(capsys)
+
+
+@pytest.mark.parametrize(("token", "message"), [("wrong", "the token in KFP_TOKEN"), ("", "KFP_TOKEN is not set")])
+def test_a_bad_token_is_told(fake, host, monkeypatch, capsys, token, message):
+    monkeypatch.setenv("KFP_TOKEN", token)
+    assert submit(host) == 1
+    text = told(capsys)
+    assert message in text
+    assert "wrong" not in text  # a token is no business of a log
+    assert not fake.runs
+
+
+def test_an_unknown_experiment_is_told(fake, host, capsys):
+    assert submit(host, "--experiment", "tset") == 1
+    assert "there is no experiment 'tset'" in told(capsys)
+    assert not fake.runs
+    assert not fake.experiments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "finetune_epoch=3"], "Did you mean finetune_epochs?"),
+        (["--profile", "gk"], "Did you mean gke?"),
+        (["--set", f"catalog={__file__}"], "a file of this machine, which no pod can read"),
+    ],
+)
+def test_what_is_wrong_is_told_before_the_server_is_asked(fake, host, capsys, arguments, message):
+    assert submit(host, *arguments) == 2
+    assert message in told(capsys)
+    assert not fake.asked
+
+
+def test_a_cron_of_five_fields_is_told(fake, host, capsys):
+    assert submit(host, "--cron", "0 3 * * *", command="schedule") == 2
+    assert "expected six fields, seconds first" in told(capsys)
+    assert not fake.asked
+
+
+def test_an_address_without_a_scheme_is_told(capsys):
+    assert submit("localhost:8080") == 2
+    assert "expected the address of Kubeflow Pipelines" in told(capsys)
+
+
+def test_the_fake_refuses_what_the_models_do_not_know():
+    with pytest.raises(ValueError, match="has no"):
+        fake_kfp.checked({"display_name": "a", "name": "a"}, "V2beta1Run")
+    with pytest.raises(ValueError, match="V2beta1RuntimeConfig has no"):
+        fake_kfp.checked({"runtime_config": {"params": {}}}, "V2beta1Run")
+
+
+def told(capsys):
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1, "one sentence, no traceback"
+    return text

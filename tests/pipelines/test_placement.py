@@ -1,0 +1,211 @@
+"""Profiles: what is compiled in for each stage, the policy every committed pipeline keeps, and wrong profiles."""
+
+import re
+from functools import cache
+
+import pytest
+import yaml
+
+from pipelines.__main__ import main
+from pipelines.build import COMPILED, PIPELINES, ROOT, load_pipeline
+from pipelines.placement import PROFILES, ProfileError, profile_names, read_profile
+from sidgraft.signatures import STAGES
+
+FILES = sorted((ROOT / COMPILED).glob("*.yaml"))
+GPU_STAGES = {
+    "embed",
+    "baselines",
+    "ground",
+    "finetune",
+    "evaluate",
+}  # they hold a model that computes; said here once more
+
+SELECTORS = {  # label and a value of each provider's own documentation
+    "h100": ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3"),
+    "gke": ("cloud.google.com/gke-accelerator", "nvidia-h100-80gb"),
+    "eks": ("node.kubernetes.io/instance-type", "p5.48xlarge"),
+    "aks": ("node.kubernetes.io/instance-type", "Standard_ND96isr_H100_v5"),
+}
+
+
+@cache
+def documents(file):
+    """Return the specification of a compiled pipeline and what Kubernetes gets beside it."""
+    return tuple(yaml.load_all(file.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def executors(file):
+    """Return stage -> (container, what Kubernetes gets) of a compiled pipeline."""
+    spec, platform = documents(file)
+    kubernetes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    containers = spec["deploymentSpec"]["executors"]
+    return {name.removeprefix("exec-"): (e["container"], kubernetes[name]) for name, e in containers.items()}
+
+
+def tasks(file):
+    """Return stage -> task of a compiled pipeline, those inside loops included."""
+    spec = documents(file)[0]
+    dags = [spec["root"]["dag"], *(c["dag"] for c in spec["components"].values() if "dag" in c)]
+    found = {name: task for dag in dags for name, task in dag["tasks"].items()}
+    return {name: task for name, task in found.items() if not name.startswith("for-loop")}
+
+
+def gibibytes(text):
+    return int(re.fullmatch(r"(\d+)Gi", text)[1])
+
+
+def test_every_pipeline_is_committed_for_every_profile_and_nothing_else_is():
+    assert {f.name for f in FILES} == {f"{p}.{profile}.yaml" for p in PIPELINES for profile in profile_names()}
+
+
+@pytest.mark.parametrize("profile", SELECTORS)
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_gpu_stages_find_their_node_and_the_others_ask_for_none(pipeline, profile):
+    label, value = SELECTORS[profile]
+    found = executors(ROOT / COMPILED / f"{pipeline}.{profile}.yaml")
+    assert set(found) >= GPU_STAGES
+    for stage, (container, kubernetes) in found.items():
+        accelerator = container["resources"].get("accelerator")
+        if stage not in GPU_STAGES:
+            assert accelerator is None, stage
+            assert not {"nodeSelector", "nodeAffinity", "tolerations", "emptyDirMounts"} & set(kubernetes), stage
+            continue
+        assert accelerator["resourceType"] == "nvidia.com/gpu"
+        assert int(accelerator["resourceCount"]) == 1
+        labels = {k: [v] for k, v in kubernetes.get("nodeSelector", {}).get("labels", {}).items()}
+        for term in kubernetes.get("nodeAffinity", []):
+            assert "weight" not in term  # required, not preferred
+            labels |= {rule["key"]: rule["values"] for rule in term["matchExpressions"] if rule["operator"] == "In"}
+        assert value in labels[label], stage
+        assert any(
+            t["key"] in ("nvidia.com/gpu", "sku") and t["effect"] == "NoSchedule" for t in kubernetes["tolerations"]
+        )
+
+
+def test_the_cpu_profile_asks_for_no_gpu():
+    for container, kubernetes in executors(ROOT / COMPILED / "train.cpu.yaml").values():
+        assert "accelerator" not in container["resources"]
+        assert not {"nodeSelector", "nodeAffinity", "tolerations"} & set(kubernetes)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
+def test_policy_of_every_executor(file):
+    own = {load: read_profile(load) for load in profile_names()}[file.name.split(".")[1]]
+    for stage, (container, kubernetes) in executors(file).items():
+        assert kubernetes["securityContext"] == {"runAsNonRoot": True}, stage
+        assert not {"privileged", "hostPath", "hostNetwork", "capabilities"} & set(kubernetes), stage
+        resources = container["resources"]
+        for kind in ("Cpu", "Memory"):
+            assert resources[f"resource{kind}Limit"] == resources[f"resource{kind}Request"] != "", stage
+        assert re.search(r":v\d+\.\d+\.\d+$", container["image"]), stage  # a tag that stays, never latest
+        assert int(kubernetes["activeDeadlineSeconds"]) >= 3600, stage
+        mounts = {m["mountPath"]: m for m in kubernetes.get("emptyDirMounts", [])}
+        assert ("/dev/shm" in mounts) == ("accelerator" in resources), stage
+        if "/dev/shm" in mounts:
+            shm = mounts["/dev/shm"]
+            assert shm["medium"] == "Memory"
+            assert gibibytes(resources["resourceMemoryLimit"]) == gibibytes(shm["sizeLimit"]) + own.stages[stage].memory
+        assert kubernetes["podMetadata"]["labels"]["app.kubernetes.io/part-of"] == "sidgraft", stage
+        assert "env" not in container, stage  # secrets come by reference alone
+        assert [s["secretName"] for s in kubernetes["secretAsEnv"]] == ["sidgraft-object-store"], stage
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
+def test_every_task_is_tried_again_with_growing_pauses(file):
+    found = tasks(file)
+    assert len(set(STAGES) & set(found)) >= 5
+    for stage, task in found.items():
+        policy = task["retryPolicy"]
+        assert policy["maxRetryCount"] >= 1, stage
+        assert policy["backoffFactor"] == 2.0, stage
+        assert policy["backoffDuration"] in ("30s", "60s"), stage
+        assert task["cachingOptions"] == {"enableCache": True}, stage
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
+def test_no_secret_literal(file):
+    text = file.read_text(encoding="utf-8")
+    assert not re.search(
+        r"AKIA[0-9A-Z]{16}|-----BEGIN|password\s*[:=]\s*\S|secret_?key\s*[:=]\s*['\"]\w{8}", text, re.I
+    )
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
+def test_the_form_describes_every_input_and_only_files_have_no_default(file):
+    spec = documents(file)[0]
+    inputs = spec["root"]["inputDefinitions"]["parameters"]
+    assert all(entry.get("description") for entry in inputs.values())
+    if file.name.startswith(("train.", "study.")):
+        assert {name for name, entry in inputs.items() if not entry.get("isOptional")} == {"catalog", "interactions"}
+        own = {"catalog", "interactions", "variant", "seed", "variants", "seeds"}
+        assert all(name in own or name.split("_")[0] in STAGES for name in inputs)
+    assert all(entry.get("defaultValue") is not True for name, entry in inputs.items() if "trust_remote" in name)
+
+
+def profile(tmp_path, old="", new="", base="h100"):
+    text = (PROFILES / f"{base}.yaml").read_text(encoding="utf-8")
+    assert old in text
+    file = tmp_path / "mine.yaml"
+    file.write_text(text.replace(old, new, 1) if old else f"{text}\n{new}", encoding="utf-8")
+    return str(file)
+
+
+def test_a_profile_of_ones_own_sets_queue_priority_images_and_caching(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.build.ROOT", tmp_path)
+    file = profile(tmp_path, 'queue: ""\npriority: ""', "queue: gpus\npriority: low\nimages: {cpu: reg:5000/a/cpu:v3}")
+    text = (tmp_path / "mine.yaml").read_text().replace("report: {memory: 16Gi}", "report: {cache: false, retries: 5}")
+    (tmp_path / "mine.yaml").write_text(text)
+    assert main(["compile", "--profile", file]) == 0
+    compiled = tmp_path / COMPILED / "train.mine.yaml"
+    found = executors(compiled)
+    assert found["quantize"][0]["image"] == "reg:5000/a/cpu:v3"
+    assert found["finetune"][0]["image"] == "sidgraft/gpu:v0.1.0"
+    labels = {
+        "app.kubernetes.io/part-of": "sidgraft",
+        "kueue.x-k8s.io/queue-name": "gpus",
+        "kueue.x-k8s.io/priority-class": "low",
+    }
+    assert all(kubernetes["podMetadata"]["labels"] == labels for _, kubernetes in found.values())
+    report = tasks(compiled)["report"]
+    assert not report["cachingOptions"].get("enableCache")
+    assert report["retryPolicy"]["maxRetryCount"] == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tolerations:", "toleration:", "unknown key 'toleration'.*Did you mean tolerations?"),
+        ("stages:", "stage:", "unknown key 'stage'.*Did you mean stages?"),
+        ("  quantize:", "  quantise:", "unknown key 'quantise'.*Did you mean quantize?"),
+        ("memory: 8Gi", "memmory: 8Gi", "Did you mean memory?"),
+        ("memory: 8Gi", "memory: 8G", "expected whole Gi"),
+        ("timeout: 2h", "timeout: 7200", "such as 90s, 30m or 12h"),
+        ("cpu: 2\n", "cpu: two\n", "cpu is 'two', expected a whole number"),
+        ("shm: 16Gi, ", "", "embed has GPUs and no shm"),
+        ("  resource: nvidia.com/gpu\n", "", "must say their resource"),
+        ('priority: ""', "priority: high", "needs a queue"),
+        ("gpus: 1", "gpus: -1", "gpus is -1"),
+        ("retries: 2", "retries: 0", "retries is 0, expected a whole number of at least 1"),
+        ('queue: ""', "images: {gpu: registry/team/gpu}", "expected a reference with a tag"),
+        ('queue: ""', "images: {gpu: 'registry:5000/team/gpu'}", "expected a reference with a tag"),
+        ('queue: ""', "images: {gpu: 'registry/team/gpu:latest'}", "not latest"),
+        ("tolerations: [", "tolerations: {a: [", "."),
+    ],
+)
+def test_a_wrong_profile_is_told(tmp_path, old, new, message):
+    file = profile(tmp_path, old, new)
+    if message == ".":
+        (tmp_path / "mine.yaml").write_text("- 1\n")
+        message = "expected a mapping"
+    with pytest.raises(ProfileError, match=message):
+        read_profile(file)
+
+
+def test_an_unknown_profile_is_told(capsys):
+    assert main(["compile", "--profile", "h10"]) == 2
+    assert "Did you mean h100?" in capsys.readouterr().err
+
+
+def test_a_profile_leaves_the_pipeline_that_others_use_as_it_was():
+    before = load_pipeline("train").pipeline_spec
+    assert "retryPolicy" not in str(before.root.dag.tasks["prepare"])
