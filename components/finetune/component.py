@@ -30,7 +30,14 @@ def finetune(
     precision: str = "bfloat16",
     gradient_checkpointing: bool = False,
     seed: int = 0,
+    mode: str = "full",
+    lora_rank: int = 8,
+    lora_alpha: float = 32.0,
+    lora_dropout: float = 0.05,
+    strategy: str = "none",
+    processes: int = 0,
     checkpoints: str = "",
+    checkpoint_minutes: float = 10.0,
     keep_going: str = "",
 ):
     arguments = dict(locals())

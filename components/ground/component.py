@@ -24,6 +24,7 @@ def ground(
     precision: str = "bfloat16",
     seed: int = 0,
     checkpoints: str = "",
+    checkpoint_minutes: float = 10.0,
     keep_going: str = "",
 ):
     arguments = dict(locals())

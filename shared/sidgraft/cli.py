@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import json
+import os
 import re
 import sys
+import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 from sidgraft import __version__
@@ -150,6 +154,7 @@ def _run(name: str, arguments: dict[str, Any]) -> int:
         summary = stage(**arguments)
     except (ValueError, OSError) as error:
         print(f"sidgraft {name}: {error}", file=sys.stderr)
+        _tell_torchrun(error)
         return 1
     except KeyboardInterrupt:
         print(f"\nsidgraft {name}: stopped; no artifact was written.", file=sys.stderr)
@@ -157,3 +162,14 @@ def _run(name: str, arguments: dict[str, Any]) -> int:
     for key, value in summary.items():
         print(f"{key}: {value}")
     return 0
+
+
+def _tell_torchrun(error: Exception) -> None:
+    """Leave the message where the process that started this one under torchrun looks for it."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        text = json.dumps({"message": str(error), "timestamp": int(time.time())})
+        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import importlib.util
 import json
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,6 +249,13 @@ def base_rows(model: Any, vocabulary: SidVocabulary) -> tuple[torch.Tensor, torc
     return rows_VD, head_VD
 
 
+def made_for(token_rows: Artifact) -> dict[str, str]:
+    """What a checkpoint of a model with these rows cannot be used without: digests of base model and vocabulary."""
+    text = (token_rows.path / "sid_vocabulary.json").read_bytes()
+    digests = {"base model": BaseModel.load(token_rows.path).digest, "vocabulary": hashlib.sha256(text).hexdigest()}
+    return {name: digest[:12] for name, digest in digests.items()}
+
+
 def load_rows(token_rows: Artifact, epoch: int = LAST_EPOCH) -> dict[str, torch.Tensor]:
     """The tensors of a token_rows artifact: ``rows`` [N, D], ``head_rows`` (untied only), ``centroid_rows``.
 
@@ -318,4 +326,6 @@ def load_model(model: Artifact, dtype: torch.dtype) -> tuple[Any, Any, SidVocabu
 
 def device() -> torch.device:
     """Where models compute: the GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))  # torchrun: one GPU a process

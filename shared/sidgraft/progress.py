@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -12,10 +13,16 @@ from tqdm import tqdm
 T = TypeVar("T")
 
 SECONDS_BETWEEN_LINES = 5.0
+SPEAKS = os.environ.get("RANK", "0") == "0"
 
 
 def say(text: str) -> None:
-    """Print one line for the user, to standard error, at once; a bar being drawn stays whole."""
+    """Print one line for the user, to standard error, at once; a bar being drawn stays whole.
+
+    Of several processes that train together the first one speaks for all.
+    """
+    if not SPEAKS:
+        return
     tqdm.write(text, file=sys.stderr)
     sys.stderr.flush()
 
@@ -32,7 +39,7 @@ class Progress:
         self.done = 0
         self.figures: dict[str, str] = {}
         self.started = self.printed = time.monotonic()
-        self.bar = tqdm(total=total, desc=what, unit=f" {unit}") if sys.stderr.isatty() else None
+        self.bar = tqdm(total=total, desc=what, unit=f" {unit}") if SPEAKS and sys.stderr.isatty() else None
 
     def __enter__(self) -> Progress:
         return self

@@ -9,28 +9,27 @@ Shapes: T tokens of a packed row · M supervised positions · V base rows · N n
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import embedding
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from sidgraft.attention import Packing, use_packed_attention
+from sidgraft.checkpoints import explain_failed_write
 from sidgraft.losses import chunked_cross_entropy
-from sidgraft.progress import Progress, say
+from sidgraft.progress import Progress
 from sidgraft.prompts import Sample
 from sidgraft.sids import SidVocabulary
 
-MINUTES_BETWEEN_CHECKPOINTS = 10.0
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -63,6 +62,18 @@ def pack(samples: list[Sample]) -> dict[str, Any]:
         "supervised": places_M - 1,
         "targets": ids_T[places_M],
     }
+
+
+def pack_share(samples: list[Sample], *, rank: int, world: int) -> dict[str, Any]:
+    """Pack one process's share of a step's samples, with the weight of its mean loss.
+
+    Processes average their gradients, so a mean over M of all the step's targets counts ``world * M / all``: the
+    sum is then the mean over all targets, as one process would form it. A process without a sample of its own
+    (a last step with fewer samples than processes) takes part with weight 0.
+    """
+    mine = samples[rank::world]
+    targets = [sum(int(s.target_S.sum()) for s in part) for part in (mine, samples)]
+    return pack(mine or samples[:1]) | {"weight": world * targets[0] / targets[1]}
 
 
 class GroundingModel(nn.Module):
@@ -111,7 +122,20 @@ class GroundingModel(nn.Module):
 
 
 class GraftTrainer(Trainer):
-    """A Trainer whose loss at the supervised positions comes from `supervise`'s head."""
+    """A Trainer whose loss at the supervised positions comes from `supervise`'s head; batches by `pack_share`."""
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Hand the whole batch of a step to every process, whose `pack_share` takes a part of it.
+
+        Dealt out by accelerate, the last batch of an epoch would be filled up with samples seen before, and no
+        process would know how many targets the others have. (The Trainer sets a sampler that knows of processes
+        to pass all on in the same way.)
+        """
+        loader = super().get_train_dataloader()
+        if self.args.world_size > 1:
+            sharding: Any = loader.batch_sampler
+            sharding.num_processes, sharding.process_index, sharding.even_batches = 1, 0, False
+        return loader
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -121,8 +145,8 @@ class GraftTrainer(Trainer):
         whole: Any = self.accelerator.unwrap_model(model)  # a wrapper's attributes may be tensors, to a type checker
         head = whole.get_output_embeddings()
         head.targets = inputs.pop("targets")
-        supervised = inputs.pop("supervised")
-        return model(**inputs, logits_to_keep=supervised, use_cache=False).logits
+        supervised, weight = inputs.pop("supervised"), inputs.pop("weight", 1.0)
+        return weight * model(**inputs, logits_to_keep=supervised, use_cache=False).logits
 
 
 def supervise(model: Any) -> None:
@@ -162,11 +186,12 @@ def arguments(output: Path, *, checkpoints: bool, batch_size: int, seed: int, **
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="epoch" if checkpoints else "no",
-        save_total_limit=1,
+        save_total_limit=None,  # `Checkpoints` removes older ones when a newer is whole
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
         use_cpu=not torch.cuda.is_available(),
+        ddp_find_unused_parameters=False,
         **settings,
     )
     # Several visible GPUs without a launcher would mean DataParallel, which splits a packed row at any token.
@@ -175,7 +200,7 @@ def arguments(output: Path, *, checkpoints: bool, batch_size: int, seed: int, **
 
 
 class ShowProgress(TrainerCallback):
-    """Steps, loss, tokens a second and remaining time on the console; stops at a loss that is not a number."""
+    """Steps, loss, tokens a second and remaining time on the console; stops when loss or gradient is no number."""
 
     def __init__(self, what: str, tokens_per_step: float) -> None:
         self.what, self.tokens_per_step = what, tokens_per_step
@@ -187,11 +212,16 @@ class ShowProgress(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if self.progress is None or logs is None or "loss" not in logs:
             return
-        if not np.isfinite(logs["loss"]):
-            raise ValueError(
-                f"the loss became {logs['loss']} at step {state.global_step} (epoch {state.epoch:.2f}): lower"
-                " learning_rate, or use precision=float32."
-            )
+        # Before the step's checkpoint, so that none holds weights that such a gradient has spoilt.
+        for name in ("loss", "grad_norm"):
+            if not np.isfinite(logs.get(name, 0.0)):
+                steps = state.max_steps // state.num_train_epochs  # of an epoch
+                raise ValueError(
+                    f"{name} became {logs[name]} at step {state.global_step} (epoch"
+                    f" {(state.global_step - 1) // max(steps, 1) + 1}, batch"
+                    f" {(state.global_step - 1) % max(steps, 1) + 1} of {steps}): lower learning_rate, or use"
+                    " precision=float32. The last checkpoint is from before that step."
+                )
         speed = self.tokens_per_step * (self.progress.done + 1) / (time.monotonic() - self.progress.started)
         self.progress.update(1, loss=logs["loss"], tokens_per_s=speed)
 
@@ -215,56 +245,17 @@ class KeepRows(TrainerCallback):
             save_file(model.new_rows(), self.directory / f"rows-epoch-{round(state.epoch)}.safetensors")
 
 
-class SaveByTheClock(TrainerCallback):
-    """A checkpoint every few minutes, for epochs that take long."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.saved = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
-        # The last step of an epoch is left to the checkpoint after the epoch's validation: a run resumed from one
-        # before it would go on with the next epoch and never validate this one.
-        ends_epoch = state.global_step % len(train_dataloader) == 0
-        if not ends_epoch and time.monotonic() - self.saved > 60 * MINUTES_BETWEEN_CHECKPOINTS:
-            control.should_save = True
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.saved = time.monotonic()
-
-
-@contextmanager
-def working_directory(checkpoints: str, name: str, out: str) -> Iterator[Path]:
-    """Where a training run keeps its checkpoints: ``checkpoints``/``name``, or a temporary place beside ``out``.
-
-    It is removed when the body ends well; after an error or a kill the one under ``checkpoints`` stays, and the
-    same run finds it again (``name`` holds the digest of its arguments and inputs).
-    """
-    place = Path(checkpoints) / name if checkpoints else Path(out).parent / f".{Path(out).name}.training"
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        yield place
-    except BaseException:
-        if not checkpoints:
-            shutil.rmtree(place, ignore_errors=True)
-        raise
-    shutil.rmtree(place, ignore_errors=True)
-
-
 def train(trainer: Trainer, checkpoint: str | None) -> None:
-    """Train, from a checkpoint where there is one; what is printed is our own progress alone."""
+    """Train, from a checkpoint where there is one; what is printed is our own progress alone.
+
+    Raises OSError, with what to do, when a checkpoint cannot be written; older ones stay.
+    """
     trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=checkpoint)
-
-
-def last_checkpoint(directory: Path) -> str | None:
-    """The newest whole checkpoint; the Trainer writes `trainer_state.json` last, so one without it is cut short."""
-    found = {int(path.name.removeprefix("checkpoint-")): path for path in directory.glob("checkpoint-*")}
-    for step in sorted(found, reverse=True):
-        if (found[step] / "trainer_state.json").is_file():
-            say(f"resuming from the checkpoint at step {step}")
-            return str(found[step])
-        shutil.rmtree(found[step])
-    return None
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        explain_failed_write(Path(trainer.args.output_dir or ""), error)
+        raise
 
 
 def logged(state: Any) -> list[dict[str, Any]]:

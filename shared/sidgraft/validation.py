@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
+from sidgraft import distributed
+from sidgraft.adapters import merged_weights
 from sidgraft.beam import decode
 from sidgraft.progress import say
 from sidgraft.sids import SidVocabulary
@@ -47,23 +49,30 @@ class ValidateEachEpoch(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if round(state.epoch) <= self.grounding_epochs:
             return
-        model.eval()
-        found = decode(
-            model, self.trie, self.vocabulary, self.prompts, beams=self.beams, autocast=self.autocast, what="validate"
-        )
-        model.train()
-        hits_UG = found.items_UG == np.asarray(self.targets)[:, None]
-        row = {"step": state.global_step, "epoch": state.epoch}
-        row |= {f"recall@{k}": float(hits_UG[:, :k].any(axis=1).mean()) for k in (5, 10) if k <= self.beams}
-        state.log_history.append(row)
-        say(
-            f"epoch {state.epoch:.0f}, step {state.global_step}: validation "
-            + ", ".join(f"Recall@{k} {row[f'recall@{k}']:.4f}" for k in (5, 10) if k <= self.beams)
-        )
-        if best_epoch(state.log_history)["step"] == state.global_step:
-            save_best(model, self.best)
+        with distributed.whole(model):
+            hits_UG = self._hits(model)
+            row = {"step": state.global_step, "epoch": state.epoch}
+            row |= {f"recall@{k}": float(hits_UG[:, :k].any(axis=1).mean()) for k in (5, 10) if k <= self.beams}
+            state.log_history.append(row)
+            say(
+                f"epoch {state.epoch:.0f}, step {state.global_step}: validation "
+                + ", ".join(f"Recall@{k} {row[f'recall@{k}']:.4f}" for k in (5, 10) if k <= self.beams)
+            )
+            if best_epoch(state.log_history)["step"] == state.global_step and distributed.rank() == 0:
+                save_best(model, self.best)
         if is_exhausted(state.log_history, self.patience):
             control.should_training_stop = True
+
+    def _hits(self, model: Any) -> np.ndarray:
+        """Whether each beam is the target [U, G]; every process decodes a share of the users."""
+        mine = slice(distributed.rank(), None, distributed.world())
+        model.eval()
+        found = decode(
+            model, self.trie, self.vocabulary, self.prompts[mine],
+            beams=self.beams, autocast=self.autocast, what="validate",
+        )  # fmt: skip
+        model.train()
+        return np.concatenate(distributed.gather(found.items_UG == np.asarray(self.targets)[mine, None]))
 
 
 def best_epoch(log: list[dict[str, Any]]) -> dict[str, Any]:
@@ -85,11 +94,11 @@ def finished(checkpoint: str, epochs: int, patience: int) -> bool:
 
 
 def save_best(model: Any, directory: Path) -> None:
-    """Save the weights whole or not at all."""
+    """Save the weights, adapters merged, whole or not at all."""
     written, old = (directory.with_name(directory.name + suffix) for suffix in (".partial", ".old"))
     for leftover in (written, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    model.save_pretrained(written)
+    model.save_pretrained(written, state_dict=merged_weights(model))
     if directory.exists():
         directory.rename(old)
     written.rename(directory)

@@ -106,7 +106,8 @@ def test_notes_of_a_stage_reach_the_console_and_the_rest_the_log_alone():
 
 
 def test_what_the_library_says_of_note_is_recognized(tmp_path, capsys, monkeypatch):
-    from sidgraft import training, validation
+    from sidgraft import validation
+    from sidgraft.checkpoints import WHOLE, Checkpoints
     from sidgraft.stages import embed, expand
 
     found = SimpleNamespace(items_UG=np.array([[1, 2]]))
@@ -115,13 +116,13 @@ def test_what_the_library_says_of_note_is_recognized(tmp_path, capsys, monkeypat
     settings = {"beams": 10, "patience": 1, "autocast": None, "best": tmp_path}
     validate = validation.ValidateEachEpoch(None, None, [], [2], **settings)
     state = SimpleNamespace(global_step=7, epoch=1.0, log_history=[])
-    model = SimpleNamespace(eval=lambda: None, train=lambda: None)
+    model = SimpleNamespace(eval=lambda: None, train=lambda: None, parameters=list)
     validate.on_epoch_end(None, state, SimpleNamespace(), model=model)
     embed._tell({"items": 1200, "width": 384, "encoder": "e", "texts_truncated": 1200, "max_tokens": 256})
     expand._checked_scale("mean", "match")
     (tmp_path / "checkpoint-5").mkdir()
-    (tmp_path / "checkpoint-5" / "trainer_state.json").touch()
-    training.last_checkpoint(tmp_path)
+    (tmp_path / "checkpoint-5" / WHOLE).write_text("{}")
+    Checkpoints(tmp_path, {}, 10.0).last()
     noted = [line.split()[0] for line in capsys.readouterr().err.splitlines() if NOTE.match(line)]
     assert noted == ["epoch", "embed:", "expand:", "resuming"]
 

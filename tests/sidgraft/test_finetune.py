@@ -96,11 +96,11 @@ def test_early_stopping_keeps_the_best_weights_not_the_last(shop, tmp_path):
 
 KILLED = """
 import sys
-from sidgraft import training, validation
+from sidgraft import validation
 from sidgraft.stages.finetune import finetune
 import tests_settings as t
-training.MINUTES_BETWEEN_CHECKPOINTS = 0.0
-finetune(**t.INPUTS, out=sys.argv[1], checkpoints=sys.argv[2], **t.SETTINGS)
+
+finetune(**t.INPUTS, out=sys.argv[1], checkpoints=sys.argv[2], checkpoint_minutes=0.0, **t.SETTINGS)
 """
 
 

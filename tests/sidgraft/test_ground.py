@@ -129,14 +129,13 @@ def test_a_run_that_broke_off_goes_on_from_its_checkpoint_to_the_same_rows(shop,
             raise KeyboardInterrupt
         kept(self, args, state, control, **others)
 
-    monkeypatch.setattr(training, "MINUTES_BETWEEN_CHECKPOINTS", 0.0)
     monkeypatch.setattr(training.ShowProgress, "on_log", break_off)
     with pytest.raises(KeyboardInterrupt):
-        run(shop, tmp_path / "out", epochs=3, checkpoints=str(tmp_path / "checkpoints"))
+        run(shop, tmp_path / "out", epochs=3, checkpoints=str(tmp_path / "checkpoints"), checkpoint_minutes=0.0)
     assert not (tmp_path / "out").exists()
     assert list((tmp_path / "checkpoints").glob("*/checkpoint-13"))
     monkeypatch.setattr(training.ShowProgress, "on_log", kept)
-    run(shop, tmp_path / "out", epochs=3, checkpoints=str(tmp_path / "checkpoints"))
+    run(shop, tmp_path / "out", epochs=3, checkpoints=str(tmp_path / "checkpoints"), checkpoint_minutes=0.0)
     rows = [load_file(tmp_path / name / "rows.safetensors")["rows"] for name in ("whole", "out")]
     assert torch.equal(*rows)
     assert not list((tmp_path / "checkpoints").glob("*/*"))

@@ -268,13 +268,12 @@ def test_a_run_that_broke_off_goes_on_in_the_right_phase_to_the_same_weights(sho
             raise KeyboardInterrupt
         kept(self, args, state, control, **others)
 
-    monkeypatch.setattr(training, "MINUTES_BETWEEN_CHECKPOINTS", 0.0)
     monkeypatch.setattr(training.ShowProgress, "on_log", break_off)
     with pytest.raises(KeyboardInterrupt):
-        run(shop, tmp_path / "out", checkpoints=str(tmp_path / "checkpoints"), **settings)
+        run(shop, tmp_path / "out", checkpoints=str(tmp_path / "checkpoints"), checkpoint_minutes=0.0, **settings)
     assert list((tmp_path / "checkpoints").glob(f"*/checkpoint-{broken_at - 1}"))
     monkeypatch.setattr(training.ShowProgress, "on_log", kept)
-    run(shop, tmp_path / "out", checkpoints=str(tmp_path / "checkpoints"), **settings)
+    run(shop, tmp_path / "out", checkpoints=str(tmp_path / "checkpoints"), checkpoint_minutes=0.0, **settings)
     assert weights_of(tmp_path / "whole", tmp_path / "out")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from typing import Any
 
-from sidgraft import artifacts, checks, corpora, objectives
+from sidgraft import adapters, artifacts, checks, corpora, distributed, objectives
+from sidgraft.checkpoints import Checkpoints, working_directory
 from sidgraft.mixtures import FollowEpochs, Mixture
-from sidgraft.models import load_grafted
+from sidgraft.models import load_grafted, made_for
 from sidgraft.progress import say
 from sidgraft.prompts import NextItem
 from sidgraft.sequences import check_same_items, read_sequences
@@ -15,15 +17,12 @@ from sidgraft.sids import codes_array
 from sidgraft.training import (
     DTYPES,
     GraftTrainer,
-    SaveByTheClock,
     ShowProgress,
     arguments,
-    last_checkpoint,
     logged,
-    pack,
+    pack_share,
     supervise,
     train,
-    working_directory,
     write_training,
 )
 from sidgraft.trie import build_trie
@@ -53,9 +52,16 @@ def finetune(
     precision: str = "bfloat16",
     gradient_checkpointing: bool = False,
     seed: int = 0,
+    mode: str = "full",
+    lora_rank: int = 8,
+    lora_alpha: float = 32.0,
+    lora_dropout: float = 0.05,
+    strategy: str = "none",
+    processes: int = 0,
     checkpoints: str = "",
+    checkpoint_minutes: float = 10.0,
 ) -> dict[str, Any]:
-    """Fine-tune all weights on the users' histories and keep the epoch with the best validation Recall@5.
+    """Fine-tune the model on the users' histories and keep the epoch with the best validation Recall@5.
 
     Args:
         token_rows: Directory of the token_rows artifact from expand or ground.
@@ -82,7 +88,18 @@ def finetune(
         precision: bfloat16 (autocast over float32 weights) or float32.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, more time.
         seed: Seed of the data order and of dropout.
+        mode: full trains all weights; lora trains adapters on the seven projections, the embedding and the head,
+            over frozen weights in the given precision; qlora the same over 4-bit weights. The model that is
+            written is always a plain one, adapters merged.
+        lora_rank: Rank of the adapters.
+        lora_alpha: The adapters' update is scaled by this over the rank.
+        lora_dropout: Dropout before the adapters.
+        strategy: none trains in one process; ddp in several with all weights in each; zero1, zero2 and zero3
+            (DeepSpeed) shard the optimizer's state, the gradients too, the weights too.
+        processes: Processes on this machine for these strategies; 0 starts one for every visible GPU. The batch
+            size is that of all together.
         checkpoints: Directory for resumable checkpoints; empty makes none.
+        checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
     """
     weights = objectives.parse_tasks(tasks)
     checks.one_of("grounding", grounding, ("none", *objectives.CORPORA))
@@ -96,6 +113,11 @@ def finetune(
         raise ValueError(
             f"validation_beams is {validation_beams}, expected at least 5: the best epoch has the best Recall@5."
         )
+    checks.positive(lora_rank=lora_rank, lora_alpha=lora_alpha)
+    checks.not_negative(lora_dropout=lora_dropout, processes=processes, checkpoint_minutes=checkpoint_minutes)
+    distributed.join()
+    distributed.check(checks.one_of("strategy", strategy, distributed.STRATEGIES), processes)
+    adapters.check(checks.one_of("mode", mode, adapters.MODES), strategy)
     settings = {
         "rows_epoch": rows_epoch,
         "tasks": tasks,
@@ -113,6 +135,11 @@ def finetune(
         "precision": precision,
         "gradient_checkpointing": gradient_checkpointing,
         "seed": seed,
+        "mode": mode,
+        "lora_rank": lora_rank,
+        "lora_alpha": lora_alpha,
+        "lora_dropout": lora_dropout,
+        "strategy": strategy,
     }
     inputs = {
         "token_rows": artifacts.load(token_rows, "token_rows/v1"),
@@ -131,11 +158,19 @@ def finetune(
             "no user has a validation target: give longer histories, or another split in `sidgraft prepare`."
         )
 
-    with (  # the checkpoints go when the artifact stands
-        working_directory(checkpoints, f"finetune-{artifacts.run_digest(settings, inputs)}", out) as work,
-        artifacts.create(out, "model/v1", stage="finetune", arguments=settings, inputs=inputs) as draft,
-    ):
+    name = f"finetune-{artifacts.run_digest(settings, inputs)}"
+    with working_directory(checkpoints, name, out) as work:  # the checkpoints go when the artifact stands
+        if strategy != "none" and not distributed.is_launched():
+            paths = {"token_rows": token_rows, "catalog": catalog, "semantic_ids": semantic_ids}
+            paths |= {"interactions": interactions, "out": out, "checkpoints": checkpoints}
+            distributed.launch("finetune", paths | settings | {"checkpoint_minutes": checkpoint_minutes}, processes)
+            return dict(artifacts.load(out, "model/v1").metadata)
+
         model, tokenizer, vocabulary = load_grafted(inputs["token_rows"], DTYPES["float32"], rows_epoch)
+        if mode != "full":
+            adapters.adapt(
+                model, mode, rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, dtype=autocast, seed=seed
+            )
         supervise(model)
         prompts = NextItem(tokenizer, vocabulary, max_length)
         tokens_NS = vocabulary.item_tokens(codes_NL)
@@ -165,6 +200,8 @@ def finetune(
             best=work / "best",
             grounding_epochs=mixture.grounding_epochs,
         )
+        facts = made_for(inputs["token_rows"]) | {"processes": distributed.world()}
+        saved = Checkpoints(work, facts, checkpoint_minutes)
         progress = ShowProgress("finetune", tokens / len(mixture) * min(batch_size, len(mixture)))
         trainer = GraftTrainer(
             model=model,
@@ -178,39 +215,43 @@ def finetune(
                 weight_decay=weight_decay,
                 warmup_steps=warmup,
                 lr_scheduler_type="constant_with_warmup",
-                bf16=precision == "bfloat16",
+                bf16=precision == "bfloat16" and not strategy.startswith("zero"),  # else DeepSpeed's autocast
+                deepspeed=distributed.deepspeed_config(strategy, bfloat16=precision == "bfloat16"),
                 activation_checkpointing=gradient_checkpointing,
             ),
             train_dataset=mixture,
-            data_collator=pack,
-            callbacks=[FollowEpochs(mixture), validation, progress] + ([SaveByTheClock()] if checkpoints else []),
+            data_collator=partial(pack_share, rank=distributed.rank(), world=distributed.world()),
+            callbacks=[FollowEpochs(mixture), validation, progress] + ([saved] if checkpoints else []),
         )
-        checkpoint = last_checkpoint(work)
+        checkpoint = saved.last()
         if checkpoint and finished(checkpoint, epochs, patience):
             trainer.state = trainer.state.load_from_json(f"{checkpoint}/trainer_state.json")
         else:
             train(trainer, checkpoint)
-        best = best_epoch(trainer.state.log_history)
-        shutil.copytree(work / "best", draft.path, dirs_exist_ok=True)
-        tokenizer.save_pretrained(draft.path)
-        vocabulary.save(draft.path)
-        shutil.copy(inputs["token_rows"].path / "base_model.json", draft.path / "base_model.json")
-        # The papers count optimizer steps from 0: the end of the first of 1398-step epochs is step 1397.
-        # Those of grounding are counted apart; all epochs have the same number of steps.
-        grounding_steps = mixture.grounding_epochs * best["step"] // round(best["epoch"])
-        figures = {
-            "t_star": best["step"] - grounding_steps - 1,
-            "best_epoch": round(best["epoch"]) - mixture.grounding_epochs,
-            "best_recall@5": best["recall@5"],
-        }
-        write_training(draft.path, {"log": logged(trainer.state), **figures})
-        draft.metadata.update(
-            users=len(histories),
-            samples=len(mixture),
-            tokens=tokens,
-            grounding_steps=grounding_steps,
-            steps=trainer.state.global_step,
-            validation_users=len(users),
-            **figures,
-        )
-        return dict(draft.metadata)
+        if distributed.rank() > 0:
+            return {}
+        with artifacts.create(out, "model/v1", stage="finetune", arguments=settings, inputs=inputs) as draft:
+            best = best_epoch(trainer.state.log_history)
+            shutil.copytree(work / "best", draft.path, dirs_exist_ok=True)
+            tokenizer.save_pretrained(draft.path)
+            vocabulary.save(draft.path)
+            shutil.copy(inputs["token_rows"].path / "base_model.json", draft.path / "base_model.json")
+            # The papers count optimizer steps from 0: the end of the first of 1398-step epochs is step 1397.
+            # Those of grounding are counted apart; all epochs have the same number of steps.
+            grounding_steps = mixture.grounding_epochs * best["step"] // round(best["epoch"])
+            figures = {
+                "t_star": best["step"] - grounding_steps - 1,
+                "best_epoch": round(best["epoch"]) - mixture.grounding_epochs,
+                "best_recall@5": best["recall@5"],
+            }
+            write_training(draft.path, {"log": logged(trainer.state), **figures})
+            draft.metadata.update(
+                users=len(histories),
+                samples=len(mixture),
+                tokens=tokens,
+                grounding_steps=grounding_steps,
+                steps=trainer.state.global_step,
+                validation_users=len(users),
+                **figures,
+            )
+            return dict(draft.metadata)

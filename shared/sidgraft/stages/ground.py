@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from transformers import Trainer
 
 from sidgraft import artifacts, checks, corpora
-from sidgraft.models import load_grafted, load_rows
+from sidgraft.checkpoints import Checkpoints, working_directory
+from sidgraft.models import load_grafted, load_rows, made_for
 from sidgraft.progress import say
 from sidgraft.prompts import Sample
 from sidgraft.sequences import check_same_items, read_sequences
@@ -21,14 +22,11 @@ from sidgraft.training import (
     GroundingModel,
     KeepRows,
     Samples,
-    SaveByTheClock,
     ShowProgress,
     arguments,
-    last_checkpoint,
     logged,
     pack,
     train,
-    working_directory,
     write_training,
 )
 from sidgraft.variants import CORPORA
@@ -51,6 +49,7 @@ def ground(
     precision: str = "bfloat16",
     seed: int = 0,
     checkpoints: str = "",
+    checkpoint_minutes: float = 10.0,
 ) -> dict[str, Any]:
     """Train only the new rows to connect Semantic IDs with the text of their items.
 
@@ -71,6 +70,7 @@ def ground(
         precision: bfloat16 or float32, of the frozen model; the rows are always float32.
         seed: Seed of the data order.
         checkpoints: Directory for resumable checkpoints; empty makes none.
+        checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
     """
     checks.one_of("corpus", corpus, CORPORA)
     dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
@@ -114,6 +114,7 @@ def ground(
         grounding = GroundingModel(model, vocabulary, load_rows(rows_from))
         tokens = sum(map(len, samples))
         say(f"grounding on {len(samples)} sequences of {tokens / len(samples):.0f} tokens on average")
+        saved = Checkpoints(work, made_for(rows_from), checkpoint_minutes)
         progress = ShowProgress("ground", tokens / len(samples) * min(batch_size, len(samples)))
         trainer = Trainer(
             model=grounding,
@@ -130,9 +131,9 @@ def ground(
             ),
             train_dataset=Samples(samples),
             data_collator=pack,
-            callbacks=[progress, KeepRows(kept, work)] + ([SaveByTheClock()] if checkpoints else []),
+            callbacks=[progress, KeepRows(kept, work)] + ([saved] if checkpoints else []),
         )
-        train(trainer, last_checkpoint(work))
+        train(trainer, saved.last())
         log = logged(trainer.state)
         tenth = max(len(log) // 10, 1)
         others = {k: v for k, v in load_rows(rows_from).items() if k not in ("rows", "head_rows")}

@@ -1,0 +1,117 @@
+"""Checkpoints of fine-tuning: resumed, refused, cut short, spoilt."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sidgraft import checkpoints, training
+from sidgraft.stages.finetune import finetune
+
+INPUTS = ("token_rows", "catalog", "semantic_ids", "interactions")
+SETTINGS = {"epochs": 3, "patience": 3, "learning_rate": 5e-3, "batch_size": 8, "precision": "float32"}  # 5 steps each
+
+
+def run(shop, out, **settings):
+    return finetune(**{name: shop[name] for name in INPUTS}, out=str(out), **(SETTINGS | settings))
+
+
+def same_weights(a, b):
+    one, other = (load_file(Path(folder) / "model.safetensors") for folder in (a, b))
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def break_off(monkeypatch, step, error):
+    """Raise ``error`` when a step is logged."""
+    kept = training.ShowProgress.on_log
+
+    def on_log(self, args, state, control, logs=None, **others):
+        if state.global_step == step:
+            raise error
+        kept(self, args, state, control, logs=logs, **others)
+
+    monkeypatch.setattr(training.ShowProgress, "on_log", on_log)
+
+
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_a_run_that_broke_off_goes_on_to_the_same_bits(shop, tmp_path, monkeypatch, mode):
+    every = {"mode": mode, "checkpoints": str(tmp_path / "checkpoints"), "checkpoint_minutes": 0.0}
+    run(shop, tmp_path / "whole", mode=mode)
+    with monkeypatch.context() as patch:
+        break_off(patch, 8, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            run(shop, tmp_path / "out", **every)
+    (kept,) = (tmp_path / "checkpoints").glob("*/checkpoint-*")
+    assert kept.name == "checkpoint-7"  # in the middle of the second epoch; the older ones are gone
+    run(shop, tmp_path / "out", **every)
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+    logs = [json.loads((tmp_path / name / "training.json").read_text())["log"] for name in ("whole", "out")]
+    assert logs[0] == logs[1]
+    assert not list((tmp_path / "checkpoints").glob("*/*"))
+
+
+def test_on_a_full_disk_the_older_checkpoint_survives_and_the_run_can_go_on(shop, tmp_path, monkeypatch):
+    every = {"checkpoints": str(tmp_path / "checkpoints"), "checkpoint_minutes": 0.0}
+    save = torch.save
+
+    def full(value, file, *args, **kwargs):
+        if "checkpoint-7" in str(file):
+            Path(file).write_bytes(b"half of it")
+            raise OSError(28, "No space left on device")
+        save(value, file, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(OSError, match=r"No space left.*step 6 is whole.*Make room"):
+            run(shop, tmp_path / "out", **every)
+    assert not (tmp_path / "out").exists()
+    (kept,) = (tmp_path / "checkpoints").glob("*/checkpoint-*")
+    assert kept.name == "checkpoint-6"
+    run(shop, tmp_path / "out", **every)
+    run(shop, tmp_path / "whole")
+    assert same_weights(tmp_path / "whole", tmp_path / "out")
+
+
+@pytest.mark.parametrize("what", ["loss", "grad_norm"])
+def test_at_a_number_that_is_none_it_stops_by_step_and_batch_and_keeps_the_last_good_checkpoint(
+    shop, tmp_path, monkeypatch, what
+):
+    compute = training.GraftTrainer.compute_loss
+
+    def poisoned(self, model, inputs, **others):
+        loss = compute(self, model, inputs, **others)
+        if self.state.global_step != 7:  # the eighth step
+            return loss
+        if what == "grad_norm":
+            loss.register_hook(lambda gradient: gradient * float("inf"))
+            return loss
+        return loss * float("nan")
+
+    monkeypatch.setattr(training.GraftTrainer, "compute_loss", poisoned)
+    with pytest.raises(ValueError, match=rf"{what} became (nan|inf) at step 8 \(epoch 2, batch 3 of 5\)"):
+        run(shop, tmp_path / "out", checkpoints=str(tmp_path / "checkpoints"), checkpoint_minutes=0.0)
+    assert not (tmp_path / "out").exists()
+    (kept,) = (tmp_path / "checkpoints").glob("*/checkpoint-*")
+    assert kept.name == "checkpoint-7"
+    assert all(w.isfinite().all() for w in load_file(kept / "model.safetensors").values())
+
+
+@pytest.mark.parametrize("other", ["base model", "vocabulary", "processes"])
+def test_a_checkpoint_made_for_something_else_is_refused(tmp_path, other):
+    facts = {"base model": "aa", "vocabulary": "bb", "processes": 1}
+    (tmp_path / "checkpoint-5").mkdir()
+    (tmp_path / "checkpoint-5" / checkpoints.WHOLE).write_text(json.dumps(facts | {other: "cc"}))
+    with pytest.raises(ValueError, match=f"made for {other} cc, but this run has {other} .*another checkpoints"):
+        checkpoints.Checkpoints(tmp_path, facts, 10.0).last()
+    assert (tmp_path / "checkpoint-5").is_dir()
+
+
+def test_a_checkpoint_cut_short_is_removed_and_the_older_one_taken(tmp_path):
+    for step in (5, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-5" / checkpoints.WHOLE).write_text("{}")
+    (tmp_path / "checkpoint-10" / "trainer_state.json").write_text("{}")
+    assert checkpoints.Checkpoints(tmp_path, {}, 10.0).last() == str(tmp_path / "checkpoint-5")
+    assert not (tmp_path / "checkpoint-10").exists()

@@ -1,0 +1,143 @@
+"""Several processes, for real: the curves, the rows and the bits of one process; and how they fail."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_training import make, some_samples
+
+from sidgraft import distributed
+from sidgraft.prompts import Sample
+from sidgraft.stages.finetune import finetune
+from sidgraft.training import GraftTrainer, arguments, pack, pack_share, supervise
+
+INPUTS = ("token_rows", "catalog", "semantic_ids", "interactions")
+# Six steps an epoch; the last has 5 samples, which two processes share unequally.
+SETTINGS = {"epochs": 2, "patience": 2, "learning_rate": 5e-3, "batch_size": 7, "precision": "float32"}
+
+
+def run(shop, out, **settings):
+    return finetune(**{name: shop[name] for name in INPUTS}, out=str(out), **(SETTINGS | settings))
+
+
+@pytest.fixture(scope="module")
+def alone(shop, tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone") / "model"
+    run(shop, out)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
+def test_two_processes_give_the_curve_and_the_weights_of_one(shop, alone, tmp_path, strategy):
+    if strategy != "ddp":
+        pytest.importorskip("deepspeed")
+    run(shop, tmp_path / "model", strategy=strategy, processes=2)
+    logs = [json.loads((folder / "training.json").read_text())["log"] for folder in (alone, tmp_path / "model")]
+    assert [row.get("step") for row in logs[0]] == [row.get("step") for row in logs[1]]
+    for figure in ("loss", "grad_norm", "recall@5", "learning_rate"):
+        one, two = ([row[figure] for row in log if figure in row] for log in logs)
+        np.testing.assert_allclose(two, one, rtol=1e-4, err_msg=figure)
+    weights = [load_file(folder / "model.safetensors") for folder in (alone, tmp_path / "model")]
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-4, msg=name)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_two_processes_killed_in_the_middle_of_an_epoch_go_on_to_the_same_bits(shop, tmp_path, strategy):
+    if strategy != "ddp":
+        pytest.importorskip("deepspeed")
+    many = {"mode": "lora", "strategy": strategy, "processes": 2}
+    run(shop, tmp_path / "whole", **many)
+    every = many | {"checkpoints": str(tmp_path / "checkpoints"), "checkpoint_minutes": 0.0}
+    inputs = {name: shop[name] for name in INPUTS} | {"out": str(tmp_path / "out")}
+    code = f"from sidgraft.stages.finetune import finetune\nfinetune(**{inputs | SETTINGS | every!r})"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "checkpoints").glob("*/checkpoint-8/whole.json")) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.005)
+    workers = children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(workers) == 2
+    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.01)  # they end with it: none goes on writing checkpoints
+    assert not (tmp_path / "out").exists()
+    run(shop, tmp_path / "out", **every)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    logs = [json.loads((tmp_path / name / "training.json").read_text())["log"] for name in ("whole", "out")]
+    assert logs[0] == logs[1]
+
+
+def children(pid):
+    """The processes that a process has started, from Linux's /proc."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    return [child for child, parent in parents.items() if parent == pid]
+
+
+@pytest.mark.slow
+def test_what_a_process_refuses_is_told_by_the_stage(shop, tmp_path):
+    with pytest.raises(ValueError, match="max_length is 3"):
+        run(shop, tmp_path / "model", strategy="ddp", processes=2, max_length=3)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 5])
+def test_the_shares_average_to_the_gradient_of_the_whole_batch(tmp_path, world):
+    """Five processes have more than the three samples; shares have unequal numbers of targets."""
+    model, vocabulary, _ = make()
+    samples = some_samples(vocabulary, lengths=(7, 3, 12, 5)[: 4 if world < 5 else 3])
+    supervise(model)
+    trainer = GraftTrainer(model=model, args=arguments(tmp_path, checkpoints=False, batch_size=4, seed=0))
+    losses, gradients = [], []
+    for batch in [pack(samples)] + [pack_share(samples, rank=r, world=world) for r in range(world)]:
+        model.zero_grad()
+        loss = trainer.compute_loss(model, batch)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(model.get_input_embeddings().weight.grad.clone())
+    assert np.mean(losses[1:]) == pytest.approx(losses[0], rel=1e-6)
+    torch.testing.assert_close(torch.stack(gradients[1:]).mean(0), gradients[0], rtol=1e-4, atol=1e-7)
+
+
+def test_a_share_holds_every_nth_sample_once():
+    samples = [Sample(np.array([5, i]), np.array([False, True])) for i in range(7)]
+    shares = [pack_share(samples, rank=r, world=2)["targets"].tolist() for r in (0, 1)]
+    assert shares == [[0, 2, 4, 6], [1, 3, 5]]
+
+
+def test_one_strategy_for_one_process_and_others_for_many():
+    with pytest.raises(ValueError, match="strategy is none, but 4 processes"):
+        distributed.check("none", 4)
+    distributed.check("none", 1)
+
+
+def test_without_deepspeed_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(ValueError, match=r"sidgraft\[deepspeed\].*strategy=ddp"):
+        distributed.check("zero2", 2)
+
+
+def test_only_torchrun_makes_a_process_one_of_many(monkeypatch):
+    assert (distributed.rank(), distributed.world(), distributed.is_launched()) == (0, 1, False)
+    monkeypatch.setattr(os, "environ", {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "8"})
+    assert (distributed.rank(), distributed.world(), distributed.is_launched()) == (3, 8, True)
