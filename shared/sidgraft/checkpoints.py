@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from sidgraft import distributed
+from sidgraft import distributed, storage
 from sidgraft.progress import say
 
 WHOLE = "whole.json"  # written last, by one rename: a checkpoint without it is cut short
@@ -103,9 +103,15 @@ def working_directory(checkpoints: str, name: str, out: str) -> Iterator[Path]:
     """Where a training run keeps its checkpoints: ``checkpoints``/``name``, or a temporary place beside ``out``.
 
     It is removed when the body ends well; after an error or a kill the one under ``checkpoints`` stays, and the
-    same run finds it again (``name`` holds the digest of its arguments and inputs).
+    same run finds it again (``name`` holds the digest of its arguments and inputs). Raises ValueError for checkpoints
+    in an object store, where nothing can be renamed.
     """
-    place = Path(checkpoints) / name if checkpoints else Path(out).parent / f".{Path(out).name}.training"
+    if storage.is_remote(checkpoints):
+        raise ValueError(
+            f"checkpoints is {checkpoints}, expected a directory: give one that outlives the run, such as on a volume."
+        )
+    beside = storage.cache_folder() / "training" / name if storage.is_remote(out) else Path(out)
+    place = Path(checkpoints) / name if checkpoints else beside.parent / f".{beside.name}.training"
     place.mkdir(parents=True, exist_ok=True)
     try:
         yield place
