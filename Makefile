@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo clean
+.PHONY: help setup test demo images wheels lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/' | expand -t 20
@@ -38,6 +38,21 @@ demo: $(SETUP) ## train, judge and explain a recommender on real purchases (runs
 	$(BIN)/python -m pipelines run --preset quickstart --root runs/quickstart
 	@echo "make demo: trained and compared a recommender on The Complete Journey. Look at runs/quickstart/report/index.html;"
 	@echo "the figures are in runs/quickstart/report/metrics.csv. Running it again reuses what is finished."
+
+# REGISTRY=HOST/PATH names them for a registry, PUSH=1 pushes, RELEASE=1 also tags them with the version alone;
+# BASE_IMAGE, PIP_INDEX_URL and TORCH_INDEX say what they are made from, PIP_NO_INDEX=1 takes packages from images/wheels.
+images: ## build the container images; IMAGES="data cpu" for some
+	$(PYTHON) images/build.py $(IMAGES) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(BASE_IMAGE),--base-image $(BASE_IMAGE)) \
+		$(if $(PUSH),--push) $(if $(RELEASE),--release) $(if $(DOCKER_ARGUMENTS),-- $(DOCKER_ARGUMENTS))
+
+# For Python 3.11 on this machine's platform; what is not there as a wheel comes as source and is built in the image.
+wheels: ## download the packages of the images data and cpu into images/wheels, to build without network
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --python-version 3.11 --dest images/wheels \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		-r images/data/requirements.lock -r images/cpu/requirements.lock setuptools wheel
+
+lock: $(SETUP) ## write the lock files of the images anew, from pyproject.toml and the newest packages
+	images/lock.sh
 
 clean: ## remove runs, caches and build folders (not .venv)
 	rm -rf runs build dist .pytest_cache .ruff_cache shared/*.egg-info

@@ -1,10 +1,20 @@
-"""The container image of each stage: the one place where they are set.
+"""The container images: which stage runs in which, and what they are called. The one place where this is set.
 
-The committed YAML carries the tag of the released version. A local run replaces the tag by a digest of the
-code that the stage runs (`pipelines/fingerprints.py`), because KFP's cache knows code only by the image's name.
+An image's full name is REGISTRY/sidgraft/cpu:TAG. The registry is SIDGRAFT_REGISTRY, read when images are built and
+when a pipeline is compiled for a cluster; images of this machine alone have none. The committed YAML carries no
+registry and the tag of the released version. Everything else that runs carries a tag that changes with the code
+(`code_tag`), because KFP's cache knows code only by the image's name.
+
+This module needs nothing installed: `images/build.py` uses it before there is an environment.
 """
 
+import hashlib
+import os
+from pathlib import Path
+
 from sidgraft import __version__
+
+CHECKOUT = Path(__file__).resolve().parents[1]
 
 TAG = f"v{__version__}"
 
@@ -29,3 +39,41 @@ IMAGES = {
 def image(stage: str) -> str:
     """Return the image reference of ``stage`` with the released tag."""
     return f"{IMAGES[stage]}:{TAG}"
+
+
+def registry() -> str:
+    """Return where images are pushed to and pulled from, such as ``host/team``; empty for this machine alone."""
+    return os.environ.get("SIDGRAFT_REGISTRY", "").rstrip("/")
+
+
+def built(name: str, registry: str) -> str:
+    """Return the full name under which ``make images`` builds the image ``name`` (sidgraft/cpu) from this code."""
+    return "/".join(part for part in (registry, f"{name}:{code_tag(name)}") if part)
+
+
+def code_tag(name: str) -> str:
+    """Return the tag of the image ``name`` as this checkout makes it: the version and a digest of what goes into it."""
+    sources = [*_files(CHECKOUT / "shared" / "sidgraft"), CHECKOUT / "pyproject.toml", *recipe(name)]
+    return f"{TAG}-{_digest(sources)[:12]}"
+
+
+def recipe(name: str) -> list[Path]:
+    """Return the files that make an image beside the library: its Dockerfile and its lock file."""
+    return _files(CHECKOUT / "images" / name.rpartition("/")[2])
+
+
+def recipe_digest(name: str) -> str:
+    """Digest what makes an image beside the library, so that other packages run its stages again."""
+    return _digest(recipe(name))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc")
+
+
+def _digest(files: list[Path]) -> str:
+    hashed = hashlib.sha256()
+    for file in files:
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        hashed.update(f"{file.relative_to(CHECKOUT)} {content}\n".encode())
+    return hashed.hexdigest()

@@ -82,6 +82,19 @@ def _takes_settings(command: argparse.ArgumentParser) -> None:
         dest="assignments",
         help="change one input of the pipeline; repeat it for more",
     )
+<<<<<<< HEAD
+=======
+    run.add_argument(
+        "--runner",
+        choices=("subprocess", "docker"),
+        default="subprocess",
+        help="subprocess (the default): stages are processes of this machine. docker: each is a container, on the CPU,"
+        " without network and without rights of root; make images first",
+    )
+    run.add_argument("--root", type=Path, metavar="DIR", help="where everything goes; the default is runs/NAME")
+    commands.add_parser("compile", help="write the YAML of all pipelines and components")
+    return parser
+>>>>>>> d450b19 (Build images of the stages, and run a pipeline's stages in them: three Dockerfiles, lock files, the Docker runner)
 
 
 def _presets() -> str:
@@ -98,7 +111,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from pipelines.local import run_locally
 
     console = Console()
-    return run_locally(settings, arguments.root or Path("runs") / Path(arguments.preset).stem, console)
+    root = arguments.root or Path("runs") / Path(arguments.preset).stem
+    return run_locally(settings, root, console, arguments.runner)
 
 
 def _compile(arguments: argparse.Namespace) -> int:

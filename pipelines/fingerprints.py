@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -22,8 +23,11 @@ LIBRARY = Path(sidgraft.__file__).parent
 FACE = ("sidgraft.tasks",)
 
 
-def image_tags(parameters: dict[str, object]) -> dict[str, str]:
-    """Return an image tag for each stage of a pipeline run with these parameters."""
+def image_tags(parameters: dict[str, object], environments: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an image tag for each stage of a pipeline run with these parameters.
+
+    ``environments`` are digests of what the stages' containers hold, where they run in containers.
+    """
     outside = {
         "embed": [reference_digest(str(parameters.get("embed_encoder", "")))],
         "expand": [reference_digest(str(parameters.get("expand_base_model", "")))],
@@ -33,7 +37,7 @@ def image_tags(parameters: dict[str, object]) -> dict[str, str]:
         parts = [code_digest((f"sidgraft.stages.{stage}", *FACE)), *outside.get(stage, [])]
         tags[stage] = _tag(parts)
     tags["variants"] = _tag([code_digest(("sidgraft.variants",))])
-    return tags
+    return {stage: _tag([tag, environments[stage]]) if environments else tag for stage, tag in tags.items()}
 
 
 def code_digest(modules: tuple[str, ...]) -> str:

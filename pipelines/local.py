@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ KFP_ERROR = re.compile(r"Pipeline .* finished with status FAILURE")  # of the ru
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def run_locally(settings: Settings, root: Path, console: Console) -> int:
-    """Run a pipeline under ``root`` and return the exit status.
+def run_locally(settings: Settings, root: Path, console: Console, runner: str = "subprocess") -> int:
+    """Run a pipeline under ``root`` and return the exit status; ``runner`` is subprocess or docker.
 
     0: the report is written. 3: it is written, but a variant failed. 1: a stage failed. 130: stopped by Ctrl-C.
     """
@@ -57,7 +57,13 @@ def run_locally(settings: Settings, root: Path, console: Console) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SettingsError(f"another run is writing to {root}; give another --root or wait for it.") from None
-        tags = image_tags(settings.parameters)
+        environments = {}
+        if runner == "docker":
+            from pipelines import containers  # with the client of the engine, which nothing else needs
+
+            settings = replace(settings, parameters=containers.prepare(root, settings.parameters))
+            environments = containers.environments()
+        tags = image_tags(settings.parameters, environments)
         parameters = complete(settings, root, tags)
         _drop_checkpoints_of_other_code(root / "checkpoints", tags)
         spec = for_local_run(settings.pipeline, tags)
@@ -65,7 +71,7 @@ def run_locally(settings: Settings, root: Path, console: Console) -> int:
         (root / "parameters.json").write_text(json.dumps(parameters, indent=1) + "\n", encoding="utf-8")
         log = root / "logs" / f"run-{datetime.now():%Y%m%d-%H%M%S}.log"
         console.line(f"{settings.preset}: pipeline {settings.pipeline}, results under {shown(root)}")
-        return _run(root, log, plan, lock.fileno(), console)
+        return _run(root, log, plan, lock.fileno(), console, runner)
 
 
 def complete(settings: Settings, root: Path, tags: dict[str, str]) -> dict[str, Any]:
@@ -137,9 +143,9 @@ class Progress:
         return self.running
 
 
-def _run(root: Path, log: Path, plan: list[dict[str, Any]], lock: int, console: Console) -> int:
+def _run(root: Path, log: Path, plan: list[dict[str, Any]], lock: int, console: Console, runner: str) -> int:
     worker = subprocess.Popen(
-        [sys.executable, "-m", "pipelines.worker", str(root)],
+        [sys.executable, "-m", "pipelines.worker", str(root), runner],
         cwd=CHECKOUT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -155,12 +161,12 @@ def _run(root: Path, log: Path, plan: list[dict[str, Any]], lock: int, console: 
         with log.open("w", encoding="utf-8") as file:
             _follow(worker, file, progress, console)
     except KeyboardInterrupt:
-        _end(worker)
+        _end(worker, root, runner)
         what = f" in {progress.running}" if progress.running else ""
         console.line(f"Stopped{what}. Run the same command again to go on: finished stages are reused.")
         return STOPPED
     except BaseException:
-        _end(worker)
+        _end(worker, root, runner)
         raise
     variants = [entry["variant"] for entry in plan]
     return _conclude(worker.wait(), root, log, variants, progress, console)
@@ -228,7 +234,7 @@ def _take(event: dict[str, Any], progress: Progress, console: Console) -> None:
     progress.running = ""
 
 
-def _end(worker: subprocess.Popen) -> None:
+def _end(worker: subprocess.Popen, root: Path, runner: str) -> None:
     """End the worker and the stage it runs."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
@@ -236,6 +242,10 @@ def _end(worker: subprocess.Popen) -> None:
             worker.wait(timeout=5)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
+    if runner == "docker":
+        from pipelines import containers
+
+        containers.remove_containers(root)
 
 
 def _conclude(code: int, root: Path, log: Path, variants: list[str], progress: Progress, console: Console) -> int:

@@ -1,6 +1,6 @@
 """The child process of a local run: it hands the compiled pipeline to kfp.local and does nothing else.
 
-    python -m pipelines.worker ROOT
+    python -m pipelines.worker ROOT subprocess|docker
 
 It runs ROOT/pipeline.yaml with ROOT/parameters.json. Its standard input is a lifeline: when the parent is gone, it
 ends, and the running stage with it.
@@ -21,14 +21,21 @@ from sidgraft import artifacts
 from sidgraft.tasks import announce
 
 
-def main(root: Path) -> None:
+def main(root: Path, runner: str) -> None:
     """Run the pipeline under ``root``; leaves with an exception when a stage fails."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(root, runner), daemon=True).start()
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     drop_leftovers(root / "artifacts")
     drop_lost_results(root / "cache")
+    if runner == "docker":
+        from pipelines import containers
+
+        containers.remove_containers(root)  # of a run whose processes were all killed at once
+        how = containers.runner(root)
+    else:
+        how = local.SubprocessRunner(use_venv=False)
     local.init(
-        local.SubprocessRunner(use_venv=False),
+        how,
         pipeline_root=str(root / "artifacts"),
         enable_caching=True,
         cache_root=str(root / "cache"),
@@ -88,12 +95,18 @@ def _loads(place: Path, kind: str) -> bool:
     return True
 
 
-def _end_with_parent() -> None:
-    """Wait for the end of standard input, then end this process group: the worker and the running stage."""
+def _end_with_parent(root: Path, runner: str) -> None:
+    """Wait for the end of standard input, then end the running stage and this process group."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    os.killpg(0, signal.SIGKILL)
+    try:
+        if runner == "docker":
+            from pipelines import containers
+
+            containers.remove_containers(root)
+    finally:
+        os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

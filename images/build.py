@@ -1,0 +1,82 @@
+"""Build the container images, and push them: python3 images/build.py [data] [cpu] [gpu] [-- ARGUMENTS OF docker build].
+
+`make images` runs this. It needs Python 3.11 and Docker, nothing else. PIP_INDEX_URL, PIP_NO_INDEX and TORCH_INDEX are
+handed to the builds where they are set. Prints the names of what it built, one a line.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "shared")]
+
+from components.images import IMAGES, TAG, built, code_tag, registry  # noqa: E402
+
+NAMES = sorted({name.removeprefix("sidgraft/") for name in IMAGES.values()})
+FROM_ENVIRONMENT = ("PIP_INDEX_URL", "PIP_NO_INDEX", "TORCH_INDEX")
+
+
+def main(arguments: list[str]) -> int:
+    """Build each image that is named; returns the exit status of the first Docker command that fails."""
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments[:cut])
+    unknown = set(given.names) - set(NAMES)
+    if unknown:
+        parser.error(f"there is no image {', '.join(sorted(unknown))}; the images are {', '.join(NAMES)}.")
+    if given.push and not given.registry:
+        parser.error("--push needs a registry: give --registry HOST/PATH, or set SIDGRAFT_REGISTRY.")
+    try:
+        for name in given.names or NAMES:
+            build(name, given, arguments[cut + 1 :])
+    except FileNotFoundError:
+        print("images/build.py: there is no command docker; install Docker.", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError as error:
+        print(f"images/build.py: {' '.join(error.cmd[:2])} failed for the image {name}.", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build(name: str, given: argparse.Namespace, docker_arguments: list[str]) -> None:
+    """Build one image under the tag of this code, and push it where that is asked."""
+    image = f"sidgraft/{name}"
+    reference = built(image, given.registry)
+    settings = {"VERSION": code_tag(image)} | {key: os.environ[key] for key in FROM_ENVIRONMENT if os.environ.get(key)}
+    if given.base_image:
+        settings["BASE_IMAGE"] = given.base_image
+    if name != "cpu":
+        settings.pop("TORCH_INDEX", None)  # a build argument that a Dockerfile does not know is a warning or an error
+    command = ["docker", "build", "--file", f"images/{name}/Dockerfile", "--tag", reference]
+    for key, value in settings.items():
+        command += ["--build-arg", f"{key}={value}"]
+    _run([*command, *docker_arguments, "."])
+    references = [reference]
+    if given.release:
+        references.append(f"{reference.rpartition(':')[0]}:{TAG}")
+        _run(["docker", "tag", *references])
+    for one in references:
+        if given.push:
+            _run(["docker", "push", one])
+        print(one, flush=True)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, cwd=CHECKOUT, stdout=sys.stderr, check=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="images/build.py", description=__doc__, allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all")
+    parser.add_argument("--registry", default=registry(), metavar="HOST/PATH", help="default: SIDGRAFT_REGISTRY")
+    parser.add_argument("--base-image", metavar="IMAGE", help="another base: Python 3.11 with pip")
+    parser.add_argument("--release", action="store_true", help=f"tag them {TAG} too, as the committed YAML does")
+    parser.add_argument("--push", action="store_true", help="push them to the registry")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
