@@ -45,6 +45,13 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _takes_settings(run)
+    run.add_argument(
+        "--runner",
+        choices=("subprocess", "docker"),
+        default="subprocess",
+        help="subprocess (the default): stages are processes of this machine. docker: each is a container, on the CPU,"
+        " without network and without rights of root; make images first",
+    )
     run.add_argument("--root", type=Path, metavar="DIR", help="where everything goes; the default is runs/NAME")
     compile_ = commands.add_parser("compile", help="write the YAML of all pipelines and components")
     compile_.add_argument("--profile", metavar="NAME", help="of this profile alone: a name, or a YAML file like them")
@@ -82,19 +89,6 @@ def _takes_settings(command: argparse.ArgumentParser) -> None:
         dest="assignments",
         help="change one input of the pipeline; repeat it for more",
     )
-<<<<<<< HEAD
-=======
-    run.add_argument(
-        "--runner",
-        choices=("subprocess", "docker"),
-        default="subprocess",
-        help="subprocess (the default): stages are processes of this machine. docker: each is a container, on the CPU,"
-        " without network and without rights of root; make images first",
-    )
-    run.add_argument("--root", type=Path, metavar="DIR", help="where everything goes; the default is runs/NAME")
-    commands.add_parser("compile", help="write the YAML of all pipelines and components")
-    return parser
->>>>>>> d450b19 (Build images of the stages, and run a pipeline's stages in them: three Dockerfiles, lock files, the Docker runner)
 
 
 def _presets() -> str:

@@ -1,4 +1,4 @@
-"""Run each stage of a local run in a container, by KFP's Docker runner: python -m pipelines run --runner docker.
+"""Run each stage of a local run in a container, by KFP's Docker runner: the option runner of the command run.
 
 Containers have no network, no rights of root and a read-only root; they write under the run's folder and /tmp alone.
 They see the files of this machine that the run's parameters name, read-only and under the same path. Stages that would
