@@ -74,7 +74,7 @@ def fit(
     width: int = 64,
     layers: int = 2,
     heads: int = 2,
-    dropout: float = 0.5,
+    dropout: float = 0.2,
     max_length: int = 50,
     learning_rate: float = 1e-3,
     weight_decay: float = 0.0,
@@ -113,6 +113,7 @@ def fit(
             if len(target_U):
                 rank_U = target_ranks(model, histories, target_U)
                 found["ndcg@10"] = float(ndcg_at(rank_U, 10).mean())
+                say(f"SASRec epoch {epoch}: loss {loss:.3f}, validation NDCG@10 {found['ndcg@10']:.4f}")
             log.append(found)
             if best["ndcg@10"] is None or found["ndcg@10"] > best["ndcg@10"]:
                 best = {"epoch": epoch, "ndcg@10": found["ndcg@10"]}

@@ -30,7 +30,7 @@ def baselines(
     sasrec_width: int = 64,
     sasrec_layers: int = 2,
     sasrec_heads: int = 2,
-    sasrec_dropout: float = 0.5,
+    sasrec_dropout: float = 0.2,
     sasrec_learning_rate: float = 1e-3,
     sasrec_batch_size: int = 128,
     sasrec_max_length: int = 50,
