@@ -1,9 +1,9 @@
 """The container images: which stage runs in which, and what they are called. The one place where this is set.
 
 An image's full name is REGISTRY/sidgraft/cpu:TAG. The registry is SIDGRAFT_REGISTRY, read when images are built and
-when a pipeline is compiled for a cluster; images of this machine alone have none. The committed YAML carries no
-registry and the tag of the released version. Everything else that runs carries a tag that changes with the code
-(`code_tag`), because KFP's cache knows code only by the image's name.
+when the Docker runner looks for them; images of this machine alone have none. The committed YAML carries no registry
+and the tag of the released version; a profile names others in full (`images`), as `make images` prints them. Their tag
+changes with the code (`code_tag`), because KFP's cache knows code only by the image's name.
 
 This module needs nothing installed: `images/build.py` uses it before there is an environment.
 """
