@@ -3,7 +3,8 @@
 A packed row holds several sequences end to end, without padding, so that every linear layer works on real
 tokens only. Only attention itself is per sequence: here the row is laid out as a padded batch, attended causally
 (padding stands behind each sequence, so no mask is needed) and laid back. During decoding all beams of a history
-attend to one copy of its keys and values.
+attend to one copy of its keys and values. While rows are grounded, the tokens before a sequence's first new one
+depend on nothing that trains: they run once without gradients, and the rest attends to their keys and values.
 
 Shapes: T tokens in a packed row · B sequences · S longest sequence · G beams · H heads · d head width.
 """
@@ -95,6 +96,49 @@ class BeamCache:
         return bias.masked_fill(places_S >= self.packing.lengths_B[:, None], float("-inf"))[:, None, None]
 
 
+@dataclass
+class Prefix:
+    """Keys and values of the first tokens of each sequence, kept by one forward for the rest of the sequences.
+
+    ``first`` and ``rest`` say how the two parts lie in their packed rows; together they make up ``whole``.
+    """
+
+    whole: Packing
+    first: Packing
+    rest: Packing
+    keys: dict[int, torch.Tensor] = field(default_factory=dict)  # layer -> packed, [1, H, T_first, d]
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def of(whole: Packing, first_B: list[int]) -> Prefix:
+        """Cut the sequences of ``whole`` behind their first ``first_B`` tokens."""
+        rest_B = (whole.lengths_B.cpu() - torch.tensor(first_B)).tolist()
+        device = whole.lengths_B.device
+        return Prefix(whole, Packing.of(first_B, device), Packing.of(rest_B, device))
+
+    def places(self, part: Packing, offset_B: torch.Tensor | None = None) -> torch.Tensor:
+        """Where each token of a part stands in the padded batch of whole sequences [B * S], given its offset."""
+        sequence_T = part.padded_T // part.longest
+        position_T = part.padded_T % part.longest
+        if offset_B is not None:
+            position_T = position_T + offset_B[sequence_T]
+        return sequence_T * self.whole.longest + position_T
+
+    def join(self, first: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+        """Lay the two parts of keys or values out as whole sequences: [B, H, S, d], zeros behind each."""
+        padded = rest.new_zeros(self.whole.batch * self.whole.longest, rest.shape[1], rest.shape[3])
+        padded = padded.index_copy(0, self.places(self.first), first[0].transpose(0, 1))
+        padded = padded.index_copy(0, self.places(self.rest, self.first.lengths_B), rest[0].transpose(0, 1))
+        return padded.view(self.whole.batch, self.whole.longest, *padded.shape[1:]).transpose(1, 2)
+
+    def mask(self) -> torch.Tensor:
+        """Which places of the whole sequence each token of the rest looks at: [B, 1, S_rest, S]."""
+        places_S = torch.arange(self.whole.longest, device=self.whole.lengths_B.device)
+        own_R = torch.arange(self.rest.longest, device=places_S.device)
+        position_BR = self.first.lengths_B[:, None] + own_R
+        return (places_S <= position_BR[..., None])[:, None]
+
+
 def use_packed_attention(model: Any) -> None:
     """Make a transformers model attend through this module; its forward then takes ``packing=`` or ``beams=``."""
     AttentionInterface.register(NAME, _attention)
@@ -114,26 +158,40 @@ def _attention(
     dropout: float = 0.0,
     packing: Packing | None = None,
     beams: BeamCache | None = None,
+    prefix: Prefix | None = None,
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Packed causal attention when ``packing`` is given (and fills ``beams``), one step of the beams otherwise."""
+    """Packed causal attention when ``packing`` is given (and fills ``beams``), one step of the beams otherwise.
+
+    With ``prefix`` the forward over its first part fills it, and the one over the rest attends to both parts.
+    """
     if packing is None and beams is None:
         raise ValueError("this model attends to packed rows: its forward needs packing= or beams=.")
-    if sliding_window is not None and packing is not None and packing.longest > sliding_window:
+    whole = packing if prefix is None else prefix.whole
+    if sliding_window is not None and packing is not None and whole.longest > sliding_window:
         raise ValueError(
-            f"a sequence has {packing.longest} tokens but the model looks back only {sliding_window}: lower max_length."
+            f"a sequence has {whole.longest} tokens but the model looks back only {sliding_window}: lower max_length."
         )
     if packing is None:
         assert beams is not None
         return _beam_step(module.layer_idx, beams, query, key, value, scaling), None
-    key, value = packing.pad(key), packing.pad(value)
+    layer, mask = module.layer_idx, None
+    if prefix is None or packing is prefix.first:
+        if prefix is not None:
+            prefix.keys[layer], prefix.values[layer] = key, value
+        key, value = packing.pad(key), packing.pad(value)
+    else:
+        key, value = prefix.join(prefix.keys[layer], key), prefix.join(prefix.values[layer], value)
+        mask = prefix.mask()
     if beams is not None:
-        beams.prompt_k[module.layer_idx], beams.prompt_v[module.layer_idx] = key, value
+        beams.prompt_k[layer], beams.prompt_v[layer] = key, value
     query = packing.pad(query)
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    attended = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, scale=scaling)
+    attended = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling
+    )
     return packing.unpad(attended), None
 
 

@@ -23,7 +23,7 @@ from torch.nn.functional import embedding
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from sidgraft.attention import Packing, use_packed_attention
+from sidgraft.attention import Packing, Prefix, use_packed_attention
 from sidgraft.checkpoints import explain_failed_write
 from sidgraft.losses import chunked_cross_entropy
 from sidgraft.progress import Progress
@@ -110,15 +110,44 @@ class GroundingModel(nn.Module):
         # embedding(), because the gradient of plain indexing adds up in another order each time on several threads
         own = embedding((input_ids - self.first_id).masked_fill(~new_1T, 0), self.rows).to(embedded.dtype)
         embedded = torch.where(new_1T.unsqueeze(-1), own, embedded)
-        hidden = decoder(inputs_embeds=embedded, position_ids=position_ids, packing=packing, use_cache=False)
+        hidden_TD = _hidden(decoder, embedded, position_ids, packing, new_1T[0])
         rows_ND = self.rows if self.head_rows is None else self.head_rows
         after = self.first_id + self.n_new
         blocks = [head.weight[: self.first_id], rows_ND, head.weight[after:]]
-        return {"loss": chunked_cross_entropy(hidden.last_hidden_state[0, supervised], blocks, targets)}
+        return {"loss": chunked_cross_entropy(hidden_TD[supervised], blocks, targets)}
 
     def new_rows(self) -> dict[str, torch.Tensor]:
         """The rows as they are now, float32."""
         return {name: parameter.detach().float().cpu().clone() for name, parameter in self.named_parameters()}
+
+
+def _hidden(
+    decoder: Any, embedded_1TD: torch.Tensor, positions_1T: torch.Tensor, packing: Packing, new_T: torch.Tensor
+) -> torch.Tensor:
+    """Last hidden states [T, D]; the tokens before each sequence's first new one run without gradients.
+
+    Nothing that such a token computes depends on a new row, so the backward pass has no business there.
+    """
+    sequence_T = packing.padded_T // packing.longest
+    seen_T = torch.zeros(packing.batch, packing.longest, dtype=torch.bool, device=new_T.device)
+    seen_T = seen_T.flatten().index_copy(0, packing.padded_T, new_T).view(packing.batch, -1).cummax(dim=1).values
+    first_T = ~seen_T.flatten()[packing.padded_T]
+    first_B = torch.bincount(sequence_T[first_T], minlength=packing.batch).tolist()
+    if not any(first_B) or first_T.all():
+        return decoder(
+            inputs_embeds=embedded_1TD, position_ids=positions_1T, packing=packing, use_cache=False
+        ).last_hidden_state[0]
+    prefix = Prefix.of(packing, first_B)
+    hidden_TD = torch.zeros_like(embedded_1TD[0])
+    for part, mask_T in ((prefix.first, first_T), (prefix.rest, ~first_T)):
+        at = mask_T.nonzero()[:, 0]
+        with torch.set_grad_enabled(part is prefix.rest and torch.is_grad_enabled()):
+            found = decoder(
+                inputs_embeds=embedded_1TD[:, at], position_ids=positions_1T[:, at], packing=part, prefix=prefix,
+                use_cache=False,
+            )  # fmt: skip
+        hidden_TD = hidden_TD.index_copy(0, at, found.last_hidden_state[0].to(hidden_TD.dtype))
+    return hidden_TD
 
 
 class GraftTrainer(Trainer):

@@ -101,6 +101,46 @@ def test_grounding_loss_and_row_gradients_equal_the_stock_models(tied, padding):
         torch.testing.assert_close(grounding.head_rows.grad, head_grad, check_dtype=False, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    "new_at",
+    [
+        ([3], [0, 1], [8, 2]),  # some start with a new token
+        ([], [2], [11]),  # one has none
+        ([0], [0], [0]),  # nothing stands before
+        ([], [], []),  # nothing but the head depends on the rows
+    ],
+)
+def test_tokens_before_the_first_new_one_change_neither_loss_nor_gradient(new_at):
+    model, vocabulary, rows = make()
+    rng = np.random.default_rng(3)
+    samples = []
+    for n, places in zip((7, 3, 12), new_at, strict=True):
+        ids = rng.integers(0, vocabulary.first_id, n)
+        ids[places] = vocabulary.first_id + np.arange(len(places))
+        samples.append(Sample(ids, np.arange(n) > 0))
+    stock = stock_loss(model, samples)
+    stock.backward()
+    new = slice(vocabulary.first_id, vocabulary.first_id + vocabulary.n_new)
+    grounding = GroundingModel(model, vocabulary, rows)
+    loss = grounding(**pack(samples))["loss"]
+    loss.backward()
+    torch.testing.assert_close(loss, stock.detach(), check_dtype=False, rtol=1e-5, atol=1e-6)
+    expected = model.get_input_embeddings().weight.grad[new]
+    torch.testing.assert_close(grounding.rows.grad, expected, check_dtype=False, rtol=1e-5, atol=1e-7)
+
+
+def test_grounding_keeps_no_graph_for_the_tokens_before_the_first_new_one(monkeypatch):
+    model, vocabulary, rows = make()
+    ids = np.arange(10)
+    ids[7] = vocabulary.first_id
+    grounding = GroundingModel(model, vocabulary, rows)
+    kept = []
+    layer = model.model.layers[0]
+    layer.register_forward_hook(lambda _, args, out: kept.append((args[0].shape[1], out.requires_grad)))
+    grounding(**pack([Sample(ids, np.arange(10) > 0)]))
+    assert kept == [(7, False), (3, True)]
+
+
 def test_grounding_forms_no_gradient_for_the_frozen_vocabulary():
     model, vocabulary, rows = make()
     grounding = GroundingModel(model, vocabulary, rows)
