@@ -242,11 +242,11 @@ class ShowProgress(TrainerCallback):
         if self.progress is None or logs is None or "loss" not in logs:
             return
         # Before the step's checkpoint, so that none holds weights that such a gradient has spoilt.
-        for name in ("loss", "grad_norm"):
+        for name, what in (("loss", "the loss"), ("grad_norm", "the gradient's norm")):
             if not np.isfinite(logs.get(name, 0.0)):
                 steps = state.max_steps // state.num_train_epochs  # of an epoch
                 raise ValueError(
-                    f"{name} became {logs[name]} at step {state.global_step} (epoch"
+                    f"{what} became {logs[name]} at step {state.global_step} (epoch"
                     f" {(state.global_step - 1) // max(steps, 1) + 1}, batch"
                     f" {(state.global_step - 1) % max(steps, 1) + 1} of {steps}): lower learning_rate, or use"
                     " precision=float32. The last checkpoint is from before that step."

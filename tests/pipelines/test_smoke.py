@@ -111,10 +111,10 @@ def test_a_poisoned_variant_is_shown_as_failed_in_the_report(tmp_path):
 
     partly = run(str(preset), tmp_path / "root")
     assert partly.returncode == 3, partly.stdout + partly.stderr
-    assert re.search(r"ground \(mean\+gti\) +FAILED: the loss became", partly.stdout)
+    assert re.search(r"ground \(mean\+gti\) +FAILED: the (loss|gradient's norm) became", partly.stdout)
     assert re.search(r"evaluate \(centroid\) +model recall", partly.stdout)
     page = (tmp_path / "root" / "report" / "index.html").read_text(encoding="utf-8")
     assert "mean+gti" in page
-    assert "the loss became" in page
+    assert re.search("the (loss|gradient(&#39;|')s norm) became", page)
     variants = set(pq.read_table(tmp_path / "root" / "report" / "metrics.parquet")["variant"].to_pylist())
     assert variants == {"centroid"}

@@ -74,7 +74,7 @@ def test_on_a_full_disk_the_older_checkpoint_survives_and_the_run_can_go_on(shop
     assert same_weights(tmp_path / "whole", tmp_path / "out")
 
 
-@pytest.mark.parametrize("what", ["loss", "grad_norm"])
+@pytest.mark.parametrize("what", ["loss", "gradient's norm"])
 def test_at_a_number_that_is_none_it_stops_by_step_and_batch_and_keeps_the_last_good_checkpoint(
     shop, tmp_path, monkeypatch, what
 ):
@@ -84,7 +84,7 @@ def test_at_a_number_that_is_none_it_stops_by_step_and_batch_and_keeps_the_last_
         loss = compute(self, model, inputs, **others)
         if self.state.global_step != 7:  # the eighth step
             return loss
-        if what == "grad_norm":
+        if what == "gradient's norm":
             loss.register_hook(lambda gradient: gradient * float("inf"))
             return loss
         return loss * float("nan")

@@ -115,7 +115,7 @@ def test_in_bfloat16_the_rows_stay_float32_and_learn(shop, tmp_path):
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_nothing(shop, tmp_path):
-    with pytest.raises(ValueError, match=r"the loss became .* at step"):
+    with pytest.raises(ValueError, match=r"the (loss|gradient's norm) became .* at step"):
         run(shop, tmp_path / "out", learning_rate=1e30, epochs=5)
     assert list(tmp_path.iterdir()) == []
 
