@@ -136,9 +136,7 @@ def peer(model: Any, tokens_NL: np.ndarray, prompt: np.ndarray) -> tuple[Any, An
     return generate, prefilled
 
 
-def overlap(
-    ours: dict[int, float], theirs: dict[tuple[int, ...], float], tokens_NL: np.ndarray, near: float
-) -> float:
+def overlap(ours: dict[int, float], theirs: dict[tuple[int, ...], float], tokens_NL: np.ndarray, near: float) -> float:
     """Share of the peer's beams that we found too; those within ``near`` nats of the last place may differ."""
     last = min(theirs.values())
     mine = {tuple(tokens_NL[item].tolist()) for item in ours}

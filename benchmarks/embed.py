@@ -61,7 +61,9 @@ def main() -> None:
 def skewed(count: int) -> list[str]:
     """Texts of log-normal length, as catalogs have: most are short, a few fill the window."""
     rng = np.random.default_rng(0)
-    words = [f"{a}{b}" for a in ("super", "fresh", "deep", "light", "pure", "old") for b in ("soap", "oil", "milk", "tea")]
+    words = [
+        f"{a}{b}" for a in ("super", "fresh", "deep", "light", "pure", "old") for b in ("soap", "oil", "milk", "tea")
+    ]
     lengths = np.clip(rng.lognormal(3.0, 1.0, count), 3, 250).astype(int)
     return [" ".join(rng.choice(words, n)) for n in lengths]
 

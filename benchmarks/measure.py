@@ -81,7 +81,10 @@ def report(
     for peer, (ratio, goal) in ratios.items():
         print(f"  {ratio:.2f} times faster than {peer} (goal {goal:g})")
     for label, values in (("equal", equal), ("roof", roof)):
-        print(f"  {label}: " + ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()))
+        print(
+            f"  {label}: "
+            + ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items())
+        )
     if args.json:
         first = next(iter(ratios.values()))
         print(

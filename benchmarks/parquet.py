@@ -37,7 +37,9 @@ def main() -> None:
             {"item_id": ids, "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.ravel()), WIDTH)}
         )
         seconds = medians({"sidgraft, write": write, "pyarrow, write": lambda: pq.write_table(table, plain)}, rounds)
-        seconds |= medians({"sidgraft, read": lambda: pq.read_table(mine), "pyarrow, read": lambda: pq.read_table(plain)}, rounds)
+        seconds |= medians(
+            {"sidgraft, read": lambda: pq.read_table(mine), "pyarrow, read": lambda: pq.read_table(plain)}, rounds
+        )
         same = pq.read_table(mine).cast(table.schema).equals(table)
         size = mine.stat().st_size
     ours = seconds["sidgraft, write"] + seconds["sidgraft, read"]
