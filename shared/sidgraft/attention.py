@@ -168,14 +168,14 @@ def _attention(
     """
     if packing is None and beams is None:
         raise ValueError("this model attends to packed rows: its forward needs packing= or beams=.")
-    whole = packing if prefix is None else prefix.whole
-    if sliding_window is not None and packing is not None and whole.longest > sliding_window:
-        raise ValueError(
-            f"a sequence has {whole.longest} tokens but the model looks back only {sliding_window}: lower max_length."
-        )
     if packing is None:
         assert beams is not None
         return _beam_step(module.layer_idx, beams, query, key, value, scaling), None
+    longest = packing.longest if prefix is None else prefix.whole.longest
+    if sliding_window is not None and longest > sliding_window:
+        raise ValueError(
+            f"a sequence has {longest} tokens but the model looks back only {sliding_window}: lower max_length."
+        )
     layer, mask = module.layer_idx, None
     if prefix is None or packing is prefix.first:
         if prefix is not None:
