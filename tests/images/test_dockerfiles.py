@@ -16,8 +16,8 @@ from components import images
 ROOT = Path(__file__).parents[2]
 NAMES = sorted({name.removeprefix("sidgraft/") for name in images.IMAGES.values()})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-MODELS = ("train", "figures", "samples", "s3", "pipelines")
-EXTRAS = {"data": ("s3", "pipelines"), "cpu": MODELS, "gpu": (*MODELS, "gpu")}
+MODELS = ("train", "lora", "figures", "samples", "s3", "pipelines")
+EXTRAS = {"data": ("s3", "pipelines"), "cpu": MODELS, "gpu": (*MODELS, "qlora", "deepspeed", "gpu")}
 
 
 def dockerfile(name):
