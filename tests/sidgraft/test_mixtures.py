@@ -212,7 +212,7 @@ def test_every_kind_of_sample_reaches_the_trainer_in_its_phase(shop, tmp_path, m
     """Two epochs of grounding, then next-item with tasks: seen where the batches are packed."""
     seen = []
     pack = training.pack
-    monkeypatch.setattr("sidgraft.stages.finetune.pack", lambda samples: seen.extend(samples) or pack(samples))
+    monkeypatch.setattr(training, "pack", lambda samples: seen.extend(samples) or pack(samples))
     summary = run(
         shop, tmp_path / "model", tasks="next-item,titles-to-sid:0.5,gti-sid-to-text:0.25", grounding="gti-text-to-sid",
         grounding_epochs=2,

@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_a_local_path_needs_no_client(tmp_path):
         "try: storage.exists('s3://shop/x')\n"
         "except storage.StorageError as error: print(error)"
     )
-    shown = subprocess.run(["python", "-c", code], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown == "y\nthe package minio is not installed; install sidgraft[s3].\n"
 
 
