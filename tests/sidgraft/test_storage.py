@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import write_catalog
 
 from sidgraft import artifacts, cli, models, storage
 from sidgraft.stages.embed import embed
@@ -397,9 +396,8 @@ def test_stages_read_and_write_the_store(store, tmp_path, capsys):
 
 
 @pytest.mark.s3
-def test_an_artifact_whose_files_are_not_its_own_is_refused(store, tmp_path):
-    write_catalog(tmp_path / "catalog")
-    storage.upload(tmp_path / "catalog", f"{store.place}/catalog")
+def test_an_artifact_whose_files_are_not_its_own_is_refused(store, shop):
+    storage.upload(shop["catalog"], f"{store.place}/catalog")
     assert artifacts.load(f"{store.place}/catalog", "catalog/v1").kind == "catalog/v1"
     storage.write_text(f"{store.place}/catalog/catalog.parquet", "of another artifact")
     with pytest.raises(
