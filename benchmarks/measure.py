@@ -14,10 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# The allocator gives large blocks back to the system at once and asks for them again at the next step; both sides of
-# every comparison run without that churn. glibc reads these when a process starts.
-CALM_ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
-
 
 def options(description: str | None) -> argparse.Namespace:
     """Parse --quick and --json."""
@@ -72,8 +68,12 @@ def report(
 ) -> None:
     """Print the result: a table, and with --json the object that `make bench` collects.
 
-    ``ratios`` are by peer: how many times faster we are, and the goal. ``equal`` says what was checked to be the same.
+    ``ratios`` are by peer: how many times faster we are, and the goal. ``equal`` says what was checked to be the same:
+    a check that is False ends the benchmark, since a faster answer that differs is not an answer.
     """
+    wrong = [what for what, value in equal.items() if value is False]
+    if wrong:
+        raise SystemExit(f"{name}: not the same as the peer: {', '.join(wrong)}.")
     print(f"\n{name}: {about}")
     width = max(map(len, seconds))
     for who, value in seconds.items():

@@ -22,14 +22,13 @@ from kfp import Client
 
 from components.images import TAG
 from pipelines.build import PIPELINES, compiled, load_pipeline
+from pipelines.inputs import USER_FILES
 from pipelines.placement import Profile, placed
 from pipelines.settings import Settings, SettingsError
 
 TOKEN = "KFP_TOKEN"
 EXPERIMENT = "sidgraft"  # where no other is named; made when it is missing
 SECONDS_TO_CONNECT = 10.0
-
-FILES = ("catalog", "interactions", "embed_embeddings")  # inputs that are read from where they lie
 
 
 class ClusterError(RuntimeError):
@@ -214,7 +213,7 @@ def _pages(ask: Callable[[str], Any]) -> Iterator[Any]:
 
 def _reachable_by_pods(settings: Settings) -> None:
     """Refuse files of this machine: a pod would look for them in its own container."""
-    for key in FILES:
+    for key in USER_FILES:
         value = settings.parameters.get(key, "")
         if value and Path(value).exists():
             raise SettingsError(

@@ -20,6 +20,7 @@ from kfp import local
 from kfp.local import docker_task_handler
 
 from components.images import IMAGES, built, recipe_digest, registry
+from pipelines.inputs import USER_FILES
 from pipelines.settings import SettingsError
 
 LABEL = "sidgraft.root"  # on a container: the folder of its run
@@ -172,7 +173,7 @@ def _is_path(key: str, value: str) -> bool:
     """The files of the user are paths; a model may be one; of the rest only what cannot be anything else."""
     if key.endswith("_checkpoints"):
         return False  # written to, under the run's folder
-    return key in ("catalog", "interactions", "embed_embeddings", *MODELS) or Path(value).is_absolute()
+    return key in (*USER_FILES, *MODELS) or Path(value).is_absolute()
 
 
 def _decoded(chunks: Iterator[bytes]) -> Iterator[str]:

@@ -20,6 +20,10 @@ SEEDED = ("expand", "ground", "finetune", "evaluate", "diagnose")
 JUDGED = ("split", "users", "exclude_history")
 
 
+# Inputs that name a user's own files, of all pipelines.
+USER_FILES = ("catalog", "interactions", "embed_embeddings")
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The values of a pipeline's inputs while its graph is built."""

@@ -55,14 +55,12 @@ class SASRec(nn.Module):
         return self.blocks(self.dropout(states_BTD), mask=mask_TT, is_causal=True)
 
 
-def next_item_loss(model: SASRec, items_BT: torch.Tensor, autocast: torch.dtype | None = None) -> torch.Tensor:
+def next_item_loss(model: SASRec, items_BT: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy over all items of every item given those before it, a float32 scalar."""
     inputs_BT, targets_BT = items_BT[:, :-1], items_BT[:, 1:]
-    with torch.autocast(items_BT.device.type, autocast or torch.bfloat16, enabled=autocast is not None):
-        states_BTD = model(inputs_BT)
+    states_BTD = model(inputs_BT)
     known_BT = targets_BT != NONE
-    states_MD = states_BTD[known_BT].to(autocast or torch.float32)
-    return chunked_cross_entropy(states_MD, [model.items.weight], targets_BT[known_BT])
+    return chunked_cross_entropy(states_BTD[known_BT], [model.items.weight], targets_BT[known_BT])
 
 
 def fit(
@@ -77,13 +75,11 @@ def fit(
     dropout: float = 0.2,
     max_length: int = 50,
     learning_rate: float = 1e-3,
-    weight_decay: float = 0.0,
     batch_size: int = 128,
     epochs: int = 100,
     patience: int = 5,
     seed: int = 0,
     device: torch.device | str = "cpu",
-    autocast: torch.dtype | None = None,
 ) -> tuple[SASRec, dict[str, Any]]:
     """Train on ``sequences`` (rows of the item table, in time order) and keep the epoch with the best validation.
 
@@ -97,13 +93,13 @@ def fit(
         torch.manual_seed(seed)
         sizes = {"width": width, "layers": layers, "heads": heads, "dropout": dropout, "max_length": max_length}
         model = SASRec(items, **sizes).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
         best: dict[str, Any] = {"epoch": 0, "ndcg@10": None}
         log: list[dict[str, Any]] = []
         kept = copy.deepcopy(model.state_dict())
         order = np.random.default_rng(seed)
         for epoch in range(1, (epochs if samples else 0) + 1):
-            loss = _train_epoch(model, optimizer, samples, order, batch_size, epoch, autocast)
+            loss = _train_epoch(model, optimizer, samples, order, batch_size, epoch)
             if not math.isfinite(loss):
                 raise ValueError(
                     f"SASRec's loss became {loss} in epoch {epoch}: give a smaller sasrec_learning_rate than"
@@ -133,7 +129,6 @@ def _train_epoch(
     order: np.random.Generator,
     batch_size: int,
     epoch: int,
-    autocast: torch.dtype | None,
 ) -> float:
     """One pass over the sequences in a new order; returns the mean loss of its steps."""
     model.train()
@@ -142,7 +137,7 @@ def _train_epoch(
     with Progress(f"SASRec epoch {epoch}", len(samples), "users") as progress:
         for start in range(0, len(samples), batch_size):
             batch = [samples[i] for i in shuffled[start : start + batch_size]]
-            loss = next_item_loss(model, padded(batch, model.items.weight.device), autocast)
+            loss = next_item_loss(model, padded(batch, model.items.weight.device))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

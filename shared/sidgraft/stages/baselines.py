@@ -58,6 +58,11 @@ def baselines(
         sasrec_max_length: Latest items of a history that SASRec sees.
         seed: Seed of SASRec's weights, data order and dropout.
     """
+    settings = {
+        name: value
+        for name, value in locals().items()
+        if name not in ("interactions", "catalog", "item_embeddings", "out")
+    }
     checks.one_of("split", split, ("test", "valid"))
     checks.positive(
         depth=depth,
@@ -75,22 +80,6 @@ def baselines(
             f"sasrec_dropout is {sasrec_dropout}, expected less than 1; sasrec_width is {sasrec_width}, expected a"
             f" multiple of sasrec_heads, {sasrec_heads}."
         )
-    settings = {
-        "split": split,
-        "users": users,
-        "exclude_history": exclude_history,
-        "depth": depth,
-        "sasrec_epochs": sasrec_epochs,
-        "sasrec_patience": sasrec_patience,
-        "sasrec_width": sasrec_width,
-        "sasrec_layers": sasrec_layers,
-        "sasrec_heads": sasrec_heads,
-        "sasrec_dropout": sasrec_dropout,
-        "sasrec_learning_rate": sasrec_learning_rate,
-        "sasrec_batch_size": sasrec_batch_size,
-        "sasrec_max_length": sasrec_max_length,
-        "seed": seed,
-    }
     inputs = {
         "interactions": artifacts.load(interactions, "interactions/v1"),
         "catalog": artifacts.load(catalog, "catalog/v1"),

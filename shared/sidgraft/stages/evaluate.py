@@ -66,25 +66,18 @@ def evaluate(
         variant: Name of this variant in the tables.
         seed: Seed of the run, shown in the tables; also draws the bootstrap.
     """
+    settings = {
+        name: value
+        for name, value in locals().items()
+        if name
+        not in ("model", "semantic_ids", "interactions", "catalog", "baselines", "out_recommendations", "out_metrics")
+    }
     checks.one_of("split", split, ("test", "valid"))
     checks.one_of("score", score, ("exact", "restricted"))
     dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
     checks.positive(beams=beams, batch_tokens=batch_tokens)
     checks.not_negative(users=users, bootstrap=bootstrap)
     cut_offs = _cut_offs(ks, beams)
-    settings = {
-        "split": split,
-        "ks": ks,
-        "beams": beams,
-        "score": score,
-        "users": users,
-        "exclude_history": exclude_history,
-        "batch_tokens": batch_tokens,
-        "precision": precision,
-        "bootstrap": bootstrap,
-        "variant": variant,
-        "seed": seed,
-    }
     inputs = {
         "model": artifacts.load(model, "model/v1"),
         "semantic_ids": artifacts.load(semantic_ids, "semantic_ids/v1"),

@@ -101,6 +101,21 @@ def finetune(
         checkpoints: Directory for resumable checkpoints; empty makes none.
         checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
     """
+    settings = {
+        name: value
+        for name, value in locals().items()
+        if name
+        not in (
+            "token_rows",
+            "catalog",
+            "semantic_ids",
+            "interactions",
+            "out",
+            "processes",
+            "checkpoints",
+            "checkpoint_minutes",
+        )
+    }
     weights = objectives.parse_tasks(tasks)
     checks.one_of("grounding", grounding, ("none", *objectives.CORPORA))
     autocast = DTYPES[checks.one_of("precision", precision, DTYPES)]
@@ -118,29 +133,6 @@ def finetune(
     distributed.join()
     distributed.check(checks.one_of("strategy", strategy, distributed.STRATEGIES), processes)
     adapters.check(checks.one_of("mode", mode, adapters.MODES), strategy)
-    settings = {
-        "rows_epoch": rows_epoch,
-        "tasks": tasks,
-        "grounding": grounding,
-        "grounding_epochs": grounding_epochs,
-        "epochs": epochs,
-        "learning_rate": learning_rate,
-        "weight_decay": weight_decay,
-        "warmup": warmup,
-        "batch_size": batch_size,
-        "max_length": max_length,
-        "patience": patience,
-        "validation_users": validation_users,
-        "validation_beams": validation_beams,
-        "precision": precision,
-        "gradient_checkpointing": gradient_checkpointing,
-        "seed": seed,
-        "mode": mode,
-        "lora_rank": lora_rank,
-        "lora_alpha": lora_alpha,
-        "lora_dropout": lora_dropout,
-        "strategy": strategy,
-    }
     inputs = {
         "token_rows": artifacts.load(token_rows, "token_rows/v1"),
         "catalog": artifacts.load(catalog, "catalog/v1"),

@@ -72,6 +72,12 @@ def ground(
         checkpoints: Directory for resumable checkpoints; empty makes none.
         checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
     """
+    settings = {
+        name: value
+        for name, value in locals().items()
+        if name
+        not in ("token_rows", "catalog", "semantic_ids", "interactions", "out", "checkpoints", "checkpoint_minutes")
+    }
     checks.one_of("corpus", corpus, CORPORA)
     dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
     checks.not_negative(max_steps=max_steps)
@@ -79,17 +85,6 @@ def ground(
     kept = checks.whole_numbers("keep_epochs", keep_epochs)
     if kept and not 0 <= kept[0] <= kept[-1] <= epochs:
         raise ValueError(f"keep_epochs is {keep_epochs!r}, expected epochs from 0 to the {epochs:g} that are trained.")
-    settings = {
-        "corpus": corpus,
-        "epochs": epochs,
-        "max_steps": max_steps,
-        "learning_rate": learning_rate,
-        "batch_size": batch_size,
-        "max_length": max_length,
-        "keep_epochs": keep_epochs,
-        "precision": precision,
-        "seed": seed,
-    }
     inputs = {
         "token_rows": artifacts.load(token_rows, "token_rows/v1"),
         "catalog": artifacts.load(catalog, "catalog/v1"),
