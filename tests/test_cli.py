@@ -1,5 +1,7 @@
 """The command line: help, values in their types, short errors with the right word, exit status."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -96,3 +98,14 @@ def test_the_summary_is_printed(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sidgraft.stages.embed, "embed", lambda **given: {"items": 3, "catalog": given["catalog"]})
     assert cli.main(["embed", "--catalog", "c", "--out", "o"]) == 0
     assert capsys.readouterr().out == "items: 3\ncatalog: c\n"
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), (["quantise"], 2)])
+def test_a_process_of_torchrun_whose_clean_up_aborts_ends_with_its_own_status(tmp_path, arguments, status):
+    (tmp_path / "sitecustomize.py").write_text("import atexit, os\natexit.register(os.abort)\n")
+    command = [sys.executable, "-m", "sidgraft.cli", *arguments]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    aborts = subprocess.run(command, env=environment, capture_output=True, text=True)
+    ends = subprocess.run(command, env=environment | {"TORCHELASTIC_RUN_ID": "1"}, capture_output=True, text=True)
+    assert (aborts.returncode, ends.returncode) == (-signal.SIGABRT, status)
+    assert ends.stdout + ends.stderr == aborts.stdout + aborts.stderr != ""

@@ -171,5 +171,17 @@ def _tell_torchrun(error: Exception) -> None:
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(text, encoding="utf-8")
 
 
+def _end(status: int) -> NoReturn:
+    """End the process. One of torchrun's ends without the interpreter's clean-up.
+
+    Threads of process groups that still run then abort, now and then, a process whose work is done.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _end(main())
