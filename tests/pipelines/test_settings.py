@@ -22,7 +22,7 @@ def test_presets_are_valid(name):
 
 
 def test_the_presets_are_there():
-    expected = {"smoke", "quickstart", "quickstart-long", "study-quickstart", "own", "beauty"}
+    expected = {"smoke", "quickstart", "quickstart-long", "study-quickstart", "study-beauty", "own", "beauty"}
     assert expected <= set(preset_names())
 
 
@@ -82,6 +82,14 @@ def test_the_study_of_the_quickstart_has_its_data_model_and_training():
     assert differing("quickstart", "study-quickstart") <= loop | {"ground_epochs", "report_title"}
 
 
+def test_the_study_of_beauty_trains_as_that_of_the_quickstart():
+    """So that the two differ in their data, the size of its codebooks and what little data needs."""
+    first, second = (read_settings(name, GIVEN).parameters for name in ("study-quickstart", "study-beauty"))
+    same = {key for key in first if key.startswith(("expand_", "finetune_", "embed_"))} | {"variants", "seeds"}
+    assert {key: first[key] for key in same} == {key: second[key] for key in same}
+    assert {key for key in second if key.startswith("finetune_")} <= same
+
+
 def test_own_cuts_nothing_from_the_users_files_and_needs_no_download():
     given = read_settings("own", GIVEN).parameters
     prepare = {f"prepare_{p.name}": p.default for p in signature("prepare").parameters if not p.required}
@@ -98,7 +106,7 @@ def test_beauty_states_the_published_grounding():
     assert stated == {"ground_learning_rate": 1e-3, "ground_batch_size": 16, "ground_epochs": 10.0}
 
 
-@pytest.mark.parametrize("name", ["beauty", "own"])
+@pytest.mark.parametrize("name", ["beauty", "study-beauty", "own"])
 def test_presets_for_users_files_ask_for_them(name):
     with pytest.raises(SettingsError) as error:
         read_settings(name, [])
