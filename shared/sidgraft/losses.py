@@ -39,7 +39,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (grad,) = grad_outputs
         hidden_grad, *block_grads = ctx.saved_tensors
-        scaled = iter(block_grad * grad for block_grad in block_grads)
+        scaled = iter(block_grad.mul_(grad) for block_grad in block_grads)  # in place: V x D numbers are read once
         return (hidden_grad * grad.to(hidden_grad.dtype), None, *(next(scaled) if w else None for w in ctx.wanted))
 
 
@@ -51,10 +51,7 @@ def _loss_and_gradients(
     weights = [block.detach().to(hidden_MD.dtype) for block in blocks]
     sizes = [len(weight) for weight in weights]
     hidden_grad = torch.empty_like(hidden_MD)
-    block_grads = [
-        torch.zeros(block.shape, dtype=torch.float32, device=block.device) if w else None
-        for block, w in zip(blocks, wanted, strict=True)
-    ]
+    block_grads: list[torch.Tensor | None] = [None] * len(blocks)
     loss = torch.zeros((), device=hidden_MD.device)
     for at in torch.arange(M, device=hidden_MD.device).split(max(LOGITS_AT_ONCE // sum(sizes), 1)):
         chunk = hidden_MD[at]
@@ -70,7 +67,8 @@ def _loss_and_gradients(
         logits.div_(total * M).scatter_add_(1, target, logits.new_full(target.shape, -1.0 / M))
         pieces = logits.to(hidden_MD.dtype).split(sizes, dim=1)
         hidden_grad[at] = sum(piece @ weight for piece, weight in zip(pieces, weights, strict=True))
-        for piece, block_grad in zip(pieces, block_grads, strict=True):
-            if block_grad is not None:
-                block_grad += piece.T @ chunk
+        for i in [i for i, w in enumerate(wanted) if w]:
+            part = pieces[i].T @ chunk
+            earlier = block_grads[i]
+            block_grads[i] = part.float() if earlier is None else earlier.add_(part)
     return loss / M, hidden_grad, block_grads

@@ -26,6 +26,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from sidgraft.attention import Packing, Prefix, use_packed_attention
 from sidgraft.checkpoints import explain_failed_write
 from sidgraft.losses import chunked_cross_entropy
+from sidgraft.memory import keep_freed_memory
 from sidgraft.progress import Progress
 from sidgraft.prompts import Sample
 from sidgraft.sids import SidVocabulary
@@ -280,6 +281,7 @@ def train(trainer: Trainer, checkpoint: str | None) -> None:
     Raises OSError, with what to do, when a checkpoint cannot be written; older ones stay.
     """
     trainer.remove_callback(PrinterCallback)
+    keep_freed_memory()
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except (OSError, RuntimeError, SafetensorError) as error:

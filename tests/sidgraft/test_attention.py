@@ -1,0 +1,91 @@
+"""Packed attention against each sequence by itself, by both ways to compute it; memory that is kept."""
+
+import resource
+import sys
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from sidgraft import attention
+from sidgraft.attention import Packing, Prefix
+from sidgraft.memory import keep_freed_memory
+
+
+class Layer(torch.nn.Module):
+    layer_idx = 0
+
+
+def states(T, heads, generator):
+    return torch.randn(1, heads, T, 8, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+def one_by_one(query, key, value, lengths):
+    """Causal attention of each sequence alone, with every key head written out for its query heads."""
+    groups = query.shape[1] // key.shape[1]
+    found, start = [], 0
+    for n in lengths:
+        q, k, v = (t[:, :, start : start + n] for t in (query, key, value))
+        k, v = (torch.stack([t[:, h // groups] for h in range(q.shape[1])], dim=1) for t in (k, v))
+        scores = q @ k.transpose(2, 3) * 0.3
+        scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), float("-inf"))
+        found.append((scores.softmax(-1) @ v).transpose(1, 2))
+        start += n
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize("short", [0, 512], ids=["fused", "products"])
+def test_a_packed_row_attends_within_each_sequence_and_so_do_its_gradients(monkeypatch, short):
+    monkeypatch.setattr(attention, "SHORT", short)
+    lengths = [5, 1, 9]
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = states(15, 6, generator), states(15, 2, generator), states(15, 2, generator)
+    weight = torch.randn(1, 15, 6, 8, dtype=torch.float64, generator=generator)
+    gradients = []
+    expected = one_by_one(q, k, v, lengths)
+    found, _ = attention._attention(Layer(), q, k, v, None, scaling=0.3, packing=Packing.of(lengths))
+    torch.testing.assert_close(found, expected)
+    for result in (expected, found):
+        gradients.append(torch.autograd.grad((result * weight).sum(), (q, k, v)))
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("short", [0, 512], ids=["fused", "products"])
+def test_the_rest_of_sequences_attends_to_what_was_kept_of_their_beginnings(monkeypatch, short):
+    monkeypatch.setattr(attention, "SHORT", short)
+    lengths, first = [5, 3, 9], [2, 0, 8]
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = states(17, 6, generator), states(17, 2, generator), states(17, 2, generator)
+    expected = one_by_one(q, k, v, lengths)
+    prefix = Prefix.of(Packing.of(lengths), first)
+    position_T = torch.cat([torch.arange(n) for n in lengths])
+    is_first_T = position_T < torch.repeat_interleave(torch.tensor(first), torch.tensor(lengths))
+    for part, at in ((prefix.first, is_first_T), (prefix.rest, ~is_first_T)):
+        given = (t[:, :, at] for t in (q, k, v))
+        found, _ = attention._attention(Layer(), *given, None, scaling=0.3, packing=part, prefix=prefix)
+        torch.testing.assert_close(found, expected[:, at])
+
+
+def test_in_bfloat16_it_rounds_no_more_than_a_models_own_eager_attention():
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(3, heads, 40, 8, generator=generator).bfloat16() for heads in (6, 2, 2))
+    wide_k, wide_v = k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)
+    exact = scaled_dot_product_attention(q.double(), wide_k.double(), wide_v.double(), is_causal=True)
+    bias = torch.full((40, 40), float("-inf")).triu(1).bfloat16()
+    eager = (q @ wide_k.transpose(2, 3) * 8**-0.5 + bias).softmax(-1, dtype=torch.float32).bfloat16() @ wide_v
+    ours = attention._attend_by_products(q, k, v, None, 8**-0.5)
+    assert ours.dtype == torch.bfloat16
+    errors = [(found.double() - exact).square().mean().sqrt().item() for found in (eager, ours)]
+    assert errors[1] < 1.2 * errors[0] < 0.01
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the allocator is glibc's")
+def test_memory_that_was_freed_is_used_again_without_new_pages():
+    def pages():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.zeros(16 * 1024 * 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    keep_freed_memory()
+    pages()
+    assert pages() < 100  # 64 MB are 16384 pages
