@@ -23,7 +23,7 @@ from kfp import Client
 from components.images import TAG
 from pipelines.build import PIPELINES, compiled, load_pipeline
 from pipelines.inputs import USER_FILES
-from pipelines.placement import Profile, placed
+from pipelines.placement import Profile, for_parameters, placed
 from pipelines.settings import Settings, SettingsError
 
 TOKEN = "KFP_TOKEN"
@@ -40,6 +40,7 @@ def submit(
 ) -> str:
     """Start a run and return the address of its page."""
     _reachable_by_pods(settings)
+    profile = for_parameters(profile, settings.parameters)
     with _client(host, namespace) as client, _package(settings.pipeline, profile) as package:
         run = client.run_pipeline(
             experiment_id=_experiment(client, experiment, namespace),
@@ -70,6 +71,7 @@ def schedule(
             " server's clock."
         )
     _reachable_by_pods(settings)
+    profile = for_parameters(profile, settings.parameters)
     name = run_name or settings.preset
     with _client(host, namespace) as client, _package(settings.pipeline, profile) as package:
         place = _experiment(client, experiment, namespace)

@@ -12,7 +12,7 @@ A profile is a mapping of: `description`; `images` (full references in place of 
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,18 @@ def read_profile(name: str) -> Profile:
         node_affinity=_rules(gpu, "node_affinity", AFFINITY_KEYS, where),
         tolerations=_rules(gpu, "tolerations", TOLERATION_KEYS, where),
     )
+
+
+def for_parameters(profile: Profile, parameters: Mapping[str, Any]) -> Profile:
+    """Return the profile as a run with these parameters needs it.
+
+    Fine-tuning on several nodes is a job beside the task that starts it, which then needs no GPU itself.
+    """
+    if parameters.get("finetune_nodes", 1) <= 1:
+        return profile
+    own = profile.stages["finetune"]
+    light = replace(own, cpu=min(own.cpu, 2), memory=min(own.memory, 16), gpus=0, shm=0)
+    return replace(profile, stages={**profile.stages, "finetune": light})
 
 
 def placed(pipeline: Any, profile: Profile) -> Any:

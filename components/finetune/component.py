@@ -36,6 +36,7 @@ def finetune(
     lora_dropout: float = 0.05,
     strategy: str = "none",
     processes: int = 0,
+    nodes: int = 1,
     checkpoints: str = "",
     checkpoint_minutes: float = 10.0,
     keep_going: str = "",

@@ -82,7 +82,7 @@ def launch(stage: str, arguments: Mapping[str, Any], processes: int) -> None:
     count = processes or max(torch.cuda.device_count(), 1)
     command = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={count}", "-m", "sidgraft.cli", stage]
     try:
-        torchrun.run(torchrun.parse_args(command + [_flag(name, value) for name, value in arguments.items()]))
+        torchrun.run(torchrun.parse_args(command + [flag(name, value) for name, value in arguments.items()]))
     except ChildFailedError as error:
         number, failure = error.get_first_failure()
         if os.path.isfile(failure.error_file):
@@ -93,11 +93,12 @@ def launch(stage: str, arguments: Mapping[str, Any], processes: int) -> None:
         ) from None
 
 
-def _flag(name: str, value: Any) -> str:
-    flag = name.replace("_", "-")
+def flag(name: str, value: Any) -> str:
+    """An argument of a stage as its command takes it."""
+    name = name.replace("_", "-")
     if isinstance(value, bool):
-        return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag}={value}"
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"
 
 
 def deepspeed_config(strategy: str, *, bfloat16: bool) -> dict[str, Any] | None:

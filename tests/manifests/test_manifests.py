@@ -1,26 +1,30 @@
-"""Every overlay builds, is valid by Kubernetes' schemas, and keeps the policy: least rights, no secret, no way in."""
+"""Every overlay builds, is valid by the schemas of Kubernetes and Kubeflow Trainer, and keeps the policy.
+
+Least rights, no secret, no way in, and pods as Pod Security `restricted` wants them.
+"""
 
 import re
-import shutil
 import subprocess
+import sysconfig
 from functools import cache
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
+from kubeflow_trainer_api import models
 
-from pipelines.placement import LABEL
+from pipelines.placement import LABEL, SECRET_KEYS, read_profile
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 OVERLAYS = sorted(folder.name for folder in (MANIFESTS / "overlays").iterdir())
-
-pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl builds the overlays and is not installed")
+KUBECTL = Path(sysconfig.get_path("scripts")) / "kubectl"
+OURS = "trainer.kubeflow.org/v1alpha1"  # the only kinds here that are not Kubernetes' own
 
 
 @cache
 def built(overlay):
-    command = ["kubectl", "kustomize", str(MANIFESTS / "overlays" / overlay)]
+    command = [str(KUBECTL), "kustomize", str(MANIFESTS / "overlays" / overlay)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "deprecated" not in shown.stderr
     return tuple(yaml.safe_load_all(shown.stdout))
@@ -37,13 +41,90 @@ def test_the_overlays_are_there():
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_valid_by_the_schemas_of_kubernetes(overlay):
     for resource in built(overlay):
-        kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
+        if resource["apiVersion"] != OURS:
+            kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_the_validation_can_fail():
+def valid_runtime(runtime):
+    """Raise where the models of Kubeflow Trainer's API do not know a key or refuse a value, or Kubernetes the pod."""
+    kept = models.TrainerV1alpha1TrainingRuntime.from_dict(runtime).to_dict()
+    assert kept == runtime, "a key that the API does not know was dropped"
+    pod = pods_of_runtime(runtime)
+    shown = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "node", **pod["metadata"]}, "spec": pod["spec"]}
+    kubernetes_validate.validate(shown, kubernetes_validate.latest_version(), strict=True)
+
+
+def pods_of_runtime(runtime):
+    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    return job["template"]["spec"]["template"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_training_runtime_is_valid_by_the_models_of_kubeflow_trainer(overlay):
+    (runtime,) = of_kind(overlay, "TrainingRuntime")
+    valid_runtime(runtime)
+    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert job["name"] == "node"  # Trainer knows its step and container by these names
+    assert job["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    assert [c["name"] for c in pods_of_runtime(runtime)["spec"]["containers"]] == ["node"]
+    assert job["template"]["spec"]["backoffLimit"] == 0
+    assert runtime["spec"]["mlPolicy"]["torch"] == {}
+
+
+@pytest.mark.parametrize(("old", "new"), [("mlPolicy", "mlPolice"), ("backoffLimit", "backofLimit"), ("env", "envs")])
+def test_the_validation_can_fail(old, new):
     wrong = {**of_kind("kind", "ServiceAccount")[0], "automountServiceAccountTokn": False}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
+    (runtime,) = of_kind("kind", "TrainingRuntime")
+    text = yaml.safe_dump(runtime).replace(f"{old}:", f"{new}:")
+    with pytest.raises((AssertionError, ValueError, kubernetes_validate.ValidationError)):
+        valid_runtime(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_training_pod_is_restricted_and_has_memory_secret_and_places_to_write(overlay):
+    (runtime,) = of_kind(overlay, "TrainingRuntime")
+    pod = pods_of_runtime(runtime)
+    spec, (container,) = pod["spec"], pod["spec"]["containers"]
+    assert pod["metadata"]["labels"][LABEL[0]] == LABEL[1]  # the network policies go by it
+    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(spec)
+    assert spec["automountServiceAccountToken"] is False
+    assert re.search(r":v\d+\.\d+\.\d+$", container["image"])  # a tag that stays, never latest
+    refs = [entry["valueFrom"]["secretKeyRef"] for entry in container["env"]]
+    assert {(r["name"], r["key"], r["optional"]) for r in refs} == {
+        ("sidgraft-object-store", key, True) for key in SECRET_KEYS
+    }
+    assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
+    mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+    assert set(mounts) == {"/dev/shm", "/cache", "/tmp"}
+    (shm,) = (v["emptyDir"] for v in spec["volumes"] if v["name"] == mounts["/dev/shm"])
+    assert shm["medium"] == "Memory"
+    resources = container["resources"]
+    assert resources["requests"] == resources["limits"]
+    assert int(resources["limits"]["memory"].removesuffix("Gi")) > int(shm["sizeLimit"].removesuffix("Gi"))
+    if overlay == "kind":
+        assert set(resources["limits"]) == {"cpu", "memory"}
+        return
+    profile = read_profile("h100")
+    assert resources["limits"][profile.resource] == "8"
+    assert spec["nodeSelector"] == profile.node_selector
+    assert spec["tolerations"] == [dict(rule) for rule in profile.tolerations]
+
+
+@pytest.mark.parametrize(
+    ("overlay", "account"), [("kind", "pipeline-runner"), ("h100", "default-editor"), ("openshift", "default-editor")]
+)
+def test_the_rights_for_jobs_go_to_the_account_that_tasks_run_as(overlay, account):
+    (binding,) = (b for b in of_kind(overlay, "RoleBinding") if b["metadata"]["name"] == "sidgraft-trainjobs")
+    assert [s["name"] for s in binding["subjects"]] == [account]
+    assert binding["roleRef"]["name"] == "sidgraft-trainjobs"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -69,7 +150,8 @@ def test_roles_name_what_they_may_and_touch_no_secret(overlay):
     roles = of_kind(overlay, "Role")
     assert roles
     for rule in (rule for role in roles for rule in role["rules"]):
-        assert rule["apiGroups"] == ["pipelines.kubeflow.org"]
+        assert set(rule["apiGroups"]) <= {"pipelines.kubeflow.org", "trainer.kubeflow.org", ""}
+        assert "secrets" not in rule["resources"]
         assert "*" not in [*rule["resources"], *rule["verbs"]]
         assert not {"escalate", "bind", "impersonate", "update", "patch"} & set(rule["verbs"])
     assert all(account["automountServiceAccountToken"] is False for account in of_kind(overlay, "ServiceAccount"))
@@ -78,6 +160,12 @@ def test_roles_name_what_they_may_and_touch_no_secret(overlay):
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_nobody_reaches_a_stage_and_a_stage_reaches_what_is_named(overlay):
     policies = {p["metadata"]["name"]: p["spec"] for p in of_kind(overlay, "NetworkPolicy")}
+    nodes = {"matchLabels": {LABEL[0]: LABEL[1], "app.kubernetes.io/component": "training"}}
+    among = policies.pop("sidgraft-training")
+    assert among["podSelector"] == nodes
+    assert among["ingress"] == [{"from": [{"podSelector": nodes}]}]
+    assert among["egress"] == [{"to": [{"podSelector": nodes}]}]
+    assert pods_of_runtime(of_kind(overlay, "TrainingRuntime")[0])["metadata"]["labels"] == nodes["matchLabels"]
     assert all(p["podSelector"] == {"matchLabels": {LABEL[0]: LABEL[1]}} for p in policies.values())
     deny = policies["sidgraft-default-deny"]
     assert set(deny["policyTypes"]) == {"Ingress", "Egress"}

@@ -41,6 +41,18 @@ def test_submit_starts_a_run_and_prints_its_page(fake, host, capsys):
     assert capsys.readouterr().out == f"Run: {host}/#/runs/details/r0\n"
 
 
+def test_the_task_that_starts_several_nodes_asks_for_no_gpu(fake, host):
+    nodes = ["--set", "finetune_nodes=2", "--set", "finetune_strategy=zero2"]
+    for more in ([], nodes):
+        assert submit(host, *more, "--profile", "h100") == 0
+    for run, gpus in ((fake.runs["r0"], True), (fake.runs["r1"], False)):
+        executors = run.pipeline_spec["pipeline_spec"]["deploymentSpec"]["executors"]
+        asked = {name: "accelerator" in e["container"]["resources"] for name, e in executors.items()}
+        assert asked["exec-finetune"] is gpus
+        assert asked["exec-ground"]
+    assert fake.runs["r1"].runtime_config.parameters["finetune_nodes"] == 2
+
+
 def test_submit_into_an_experiment_that_exists(fake, host):
     fake.experiments["tests"] = "e7"
     assert submit(host, "--experiment", "tests") == 0

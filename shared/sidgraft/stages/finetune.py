@@ -6,7 +6,7 @@ import shutil
 from functools import partial
 from typing import Any
 
-from sidgraft import adapters, artifacts, checks, corpora, distributed, objectives
+from sidgraft import adapters, artifacts, checks, corpora, distributed, objectives, trainjob
 from sidgraft.checkpoints import Checkpoints, working_directory
 from sidgraft.mixtures import FollowEpochs, Mixture
 from sidgraft.models import load_grafted, made_for
@@ -58,6 +58,7 @@ def finetune(
     lora_dropout: float = 0.05,
     strategy: str = "none",
     processes: int = 0,
+    nodes: int = 1,
     checkpoints: str = "",
     checkpoint_minutes: float = 10.0,
 ) -> dict[str, Any]:
@@ -98,6 +99,8 @@ def finetune(
             (DeepSpeed) shard the optimizer's state, the gradients too, the weights too.
         processes: Processes on this machine for these strategies; 0 starts one for every visible GPU. The batch
             size is that of all together.
+        nodes: Machines to train on, in a task of Kubeflow Pipelines: more than one makes a TrainJob of Kubeflow Trainer
+            with as many processes on each, which shares files with the task through checkpoints, a place on s3://.
         checkpoints: Directory for resumable checkpoints; empty makes none.
         checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
     """
@@ -112,6 +115,7 @@ def finetune(
             "interactions",
             "out",
             "processes",
+            "nodes",
             "checkpoints",
             "checkpoint_minutes",
         )
@@ -120,7 +124,7 @@ def finetune(
     checks.one_of("grounding", grounding, ("none", *objectives.CORPORA))
     autocast = DTYPES[checks.one_of("precision", precision, DTYPES)]
     checks.positive(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size, patience=patience)
-    checks.positive(grounding_epochs=grounding_epochs)
+    checks.positive(grounding_epochs=grounding_epochs, nodes=nodes)
     if not 0 <= warmup < 1:
         raise ValueError(f"warmup is {warmup}, expected a share of the planned steps, from 0 to below 1.")
     checks.not_negative(weight_decay=weight_decay, validation_users=validation_users)
@@ -131,7 +135,7 @@ def finetune(
     checks.positive(lora_rank=lora_rank, lora_alpha=lora_alpha)
     checks.not_negative(lora_dropout=lora_dropout, processes=processes, checkpoint_minutes=checkpoint_minutes)
     distributed.join()
-    distributed.check(checks.one_of("strategy", strategy, distributed.STRATEGIES), processes)
+    distributed.check(checks.one_of("strategy", strategy, distributed.STRATEGIES), processes * nodes or nodes)
     adapters.check(checks.one_of("mode", mode, adapters.MODES), strategy)
     inputs = {
         "token_rows": artifacts.load(token_rows, "token_rows/v1"),
@@ -150,12 +154,18 @@ def finetune(
             "no user has a validation target: give longer histories, or another split in `sidgraft prepare`."
         )
 
-    name = f"finetune-{artifacts.run_digest(settings, inputs)}"
-    with working_directory(checkpoints, name, out) as work:  # the checkpoints go when the artifact stands
+    digest = artifacts.run_digest(settings, inputs)
+    paths = {"token_rows": token_rows, "catalog": catalog, "semantic_ids": semantic_ids, "interactions": interactions}
+    command = settings | {"checkpoint_minutes": checkpoint_minutes}
+    if nodes > 1:
+        spread = {"nodes": nodes, "processes": processes, "checkpoints": checkpoints}
+        trainjob.launch("finetune", paths, command, out, digest=digest, **spread)
+        return dict(artifacts.load(out, "model/v1").metadata)
+    with working_directory(
+        checkpoints, f"finetune-{digest}", out
+    ) as work:  # the checkpoints go when the artifact stands
         if strategy != "none" and not distributed.is_launched():
-            paths = {"token_rows": token_rows, "catalog": catalog, "semantic_ids": semantic_ids}
-            paths |= {"interactions": interactions, "out": out, "checkpoints": checkpoints}
-            distributed.launch("finetune", paths | settings | {"checkpoint_minutes": checkpoint_minutes}, processes)
+            distributed.launch("finetune", paths | command | {"out": out, "checkpoints": checkpoints}, processes)
             return dict(artifacts.load(out, "model/v1").metadata)
 
         model, tokenizer, vocabulary = load_grafted(inputs["token_rows"], DTYPES["float32"], rows_epoch)
