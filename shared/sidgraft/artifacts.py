@@ -127,7 +127,10 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "token_rows/v1": ("rows.safetensors", "sid_vocabulary.json", "base_model.json"),
     "model/v1": ("config.json", "sid_vocabulary.json"),
     "diagnostics/v1": ("diagnostics.json",),
-    "report/v1": ("index.html", "metrics.csv", "metrics.parquet"),
+    "report/v1": (
+        "index.html",
+        *(f"{table}.{kind}" for table in ("metrics", "summary", "comparisons") for kind in ("csv", "parquet")),
+    ),
     "bundle/v1": (
         "README.md",
         "catalog.json",

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sidgraft import display, provenance, results
+from sidgraft import comparisons, display, provenance, results
 from sidgraft.artifacts import Artifact
 from sidgraft.charts import COLOURS, Series, line_chart
 from sidgraft.display import short
@@ -54,18 +54,18 @@ def render(
     catalog: Artifact,
     interactions: Artifact,
     semantic_ids: Artifact,
+    compared: list[dict[str, Any]],
     title: str,
     examples: int,
     reference: str,
 ) -> tuple[str, str]:
-    """Return the page's HTML and its verdict, the one sentence at the top."""
+    """Return the page's HTML and its verdict, the one sentence at the top; ``compared`` is from `comparisons`."""
     shared = (catalog, interactions, semantic_ids)
     results.label(variants)
     measured = [v for v in variants if v.metrics is not None]
     diagnosed = [v for v in variants if v.diagnostics is not None]
     k = results.headline_k(measured)
-    pairs = results.paired_matrix(measured, k)
-    verdict, below = results.verdict(measured, k, pairs)
+    verdict, below = results.verdict(measured, k, compared)
     if not measured:
         verdict = f"All {len(variants)} runs failed." if len(variants) > 1 else "The run failed."
     shown = {
@@ -77,12 +77,12 @@ def render(
         "runs": len(variants),
         "failed": [v for v in variants if v.failures],
         "k": k,
-        "significant": results.SIGNIFICANT,
+        "significant": comparisons.SIGNIFICANT,
         "intervals": results.interval_rows(measured, k),
         "depths": depths(measured, k),
         "gains": results.relative_gains(measured, reference),
         "tables": results.metric_tables(measured, k),
-        "pairs": pairs,
+        "pairs": comparisons.matrices(compared, k),
         "levels": results.level_tables(measured),
         "sweep": results.sweep(measured),
         "training": training(diagnosed),

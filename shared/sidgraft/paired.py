@@ -1,4 +1,7 @@
-"""Paired comparison of recommenders over users: hits per user, an exact permutation test, Holm's correction."""
+"""Paired comparison of recommenders over users: ranks per user, permutation test, detectable effect, Holm's correction.
+
+Shapes: S seeds · U users.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 # pyarrow.compute makes its functions at import, where a type checker cannot see them.
@@ -6,65 +9,74 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+FLIPS = 50_000
 
-def hits_by_user(recommendations: pa.Table, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return, by recommender, the sorted user ids [U] and whether the target is among the first k items, bool [U].
 
-    ``recommendations`` has the columns of recommendations/v1. The mean of the hits is Recall@k.
+Ranks = tuple[np.ndarray, np.ndarray]  # user ids, sorted, and what was measured of each
+
+
+def ranks_by_user(recommendations: pa.Table) -> dict[str, Ranks]:
+    """Return, by recommender, the sorted user ids [U] and the target's rank among the items, int [U]; 0: not there.
+
+    ``recommendations`` has the columns recommender, user_id, target_id and item_ids of recommendations/v1.
     """
-    first_k = pc.list_slice(recommendations["item_ids"].combine_chunks(), 0, k)
-    row_of_item = pc.list_parent_indices(first_k)
+    items = recommendations["item_ids"].combine_chunks()
+    row_of_item = pc.list_parent_indices(items)
     target_of_item = pc.take(recommendations["target_id"].combine_chunks(), row_of_item)
-    is_hit = pc.equal(pc.list_flatten(first_k), target_of_item).to_numpy(zero_copy_only=False)
-    hits = np.zeros(recommendations.num_rows, dtype=bool)
-    hits[row_of_item.to_numpy()[is_hit]] = True
+    is_hit = pc.equal(pc.list_flatten(items), target_of_item).to_numpy(zero_copy_only=False)
+    row_of_item = row_of_item.to_numpy()
+    place_of_item = np.arange(len(row_of_item)) - np.searchsorted(row_of_item, row_of_item)
+    rank = np.zeros(recommendations.num_rows, dtype=np.int64)
+    rank[row_of_item[is_hit]] = place_of_item[is_hit] + 1
     users = np.asarray(recommendations["user_id"].to_pylist(), dtype=object).astype(str)
     names = np.asarray(recommendations["recommender"].to_pylist(), dtype=object).astype(str)
     result = {}
     for name in dict.fromkeys(names.tolist()):
         rows = np.flatnonzero(names == name)
         rows = rows[np.argsort(users[rows], kind="stable")]
-        result[name] = (users[rows], hits[rows])
+        result[name] = (users[rows], rank[rows])
     return result
 
 
-def paired_difference(
-    ours: list[tuple[np.ndarray, np.ndarray]], theirs: list[tuple[np.ndarray, np.ndarray]]
-) -> tuple[float, float, int] | None:
-    """Compare two recommenders, each given as (users, hits) of the same seeds: mean difference, p, users.
-
-    A user's metric is averaged over the seeds first (METHOD 10); users that some seed did not evaluate are left
-    out. None when no user is left.
-    """
+def common_users(ours: list[Ranks], theirs: list[Ranks]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ranks of two recommenders, each given once a seed, at the users that all of them have [S, U]."""
     common = ours[0][0]
     for users, _ in (*ours, *theirs):
         if not np.array_equal(common, users):
             common = np.intersect1d(common, users)
-    if len(common) == 0:
-        return None
-    total = np.sum([_at(pair, common) for pair in ours], axis=0) - np.sum(
-        [_at(pair, common) for pair in theirs], axis=0
-    )
-    return float(total.mean() / len(ours)), permutation_p(total), len(common)
-
-
-def _at(pair: tuple[np.ndarray, np.ndarray], users: np.ndarray) -> np.ndarray:
-    """The hits of ``users`` (sorted, all of them in the pair) as int64."""
-    return pair[1][np.searchsorted(pair[0], users)].astype(np.int64)
+    first, second = ([rank[np.searchsorted(users, common)] for users, rank in pairs] for pairs in (ours, theirs))
+    return np.stack(first), np.stack(second)
 
 
 def permutation_p(differences: np.ndarray) -> float:
-    """Two-sided p of the paired permutation test on integer differences, exact: all 2^n sign flips count.
+    """Two-sided p of the paired permutation test on the users' differences [U]: their signs flip at random.
 
-    The sum under random signs is, for each size v of a difference, v * (2 * Binomial(n_v, 1/2) - n_v); the
-    distribution of the whole sum is the convolution over the sizes.
+    The sum under random signs is, for each size v of a difference, v * (2 * Binomial(n_v, 1/2) - n_v). Of integers
+    the p is exact, all 2^n flips counted: the distribution of the sum is the convolution over the sizes. Of floats
+    it is estimated from FLIPS draws, the observed signs counted as one more (at least 1 / (FLIPS + 1)).
     """
-    sizes, counts = np.unique(np.abs(differences[differences != 0]), return_counts=True)
+    differences = differences[differences != 0]
+    if np.issubdtype(differences.dtype, np.integer):
+        return _exact_p(differences)
+    if len(differences) == 0:
+        return 1.0
+    sizes, counts = np.unique(np.abs(differences).round(12), return_counts=True)
+    rng = np.random.default_rng(0)
+    sums = np.zeros(FLIPS)
+    for size, count in zip(sizes, counts, strict=True):
+        sums += size * (2 * rng.binomial(count, 0.5, size=FLIPS) - count)
+    reached = np.abs(sums) >= abs(differences.sum()) - 1e-9
+    return float((1 + reached.sum()) / (1 + FLIPS))
+
+
+def _exact_p(differences: np.ndarray) -> float:
+    sizes, counts = np.unique(np.abs(differences), return_counts=True)
     distribution = np.ones(1)
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
         spread = np.zeros(2 * size * count + 1)
@@ -73,6 +85,16 @@ def permutation_p(differences: np.ndarray) -> float:
     sums = np.arange(len(distribution)) - len(distribution) // 2
     p = distribution[np.abs(sums) >= abs(int(differences.sum()))].sum()
     return float(min(1.0, p))
+
+
+def detectable(differences: np.ndarray) -> float:
+    """The minimum detectable effect: the mean difference that a two-sided test at .05 finds with a power of .8.
+
+    (z_.975 + z_.8) times the standard error of the mean of the users' differences [U], for one test by itself, before
+    any correction; 0 where all users agree.
+    """
+    z = statistics.NormalDist().inv_cdf
+    return float((z(1 - 0.05 / 2) + z(0.8)) * differences.std(ddof=1) / math.sqrt(len(differences)))
 
 
 def _binomial_half(n: int) -> np.ndarray:

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 
 from sidgraft.artifacts import Artifact
 from sidgraft.charts import COLOURS, Series, line_chart
 from sidgraft.display import joined, rate
-from sidgraft.paired import hits_by_user, holm, paired_difference
 
 Key = tuple[str, str, int]
 Cell = tuple[float | None, float | None, float | None]
@@ -26,8 +25,21 @@ MODEL = "model"
 METRIC_NAMES = {"recall": "Recall", "ndcg": "NDCG", "precision": "Precision"}
 RATIO = "head/tail"  # a slice that is a ratio of two: no higher is better
 SLICES = ("all", "cold", "head", "tail", RATIO)
-SIGNIFICANT = 0.05
+INCONCLUSIVE = "inconclusive"
 SWEPT = 3  # cut-offs that make a curve
+
+SUMMARY = pa.schema(
+    [
+        ("variant", pa.string()),  # empty for a baseline that all variants share
+        ("recommender", pa.string()),
+        ("slice", pa.string()),
+        ("metric", pa.string()),
+        ("k", pa.int32()),
+        ("mean", pa.float64()),
+        ("sd", pa.float64()),  # n - 1; null for a single run
+        ("seeds", pa.int32()),  # runs with a figure; a baseline that all seeds share is one run
+    ]
+)
 
 
 @dataclass
@@ -114,6 +126,18 @@ def aggregate(all_lines: list[Line]) -> list[Line]:
             cells[key] = (mean, sd, len(values))
         result.append(Line(name, recommender, None, cells))
     return result
+
+
+def summary(variants: list[Variant]) -> list[dict[str, Any]]:
+    """Return a row of SUMMARY for every figure of every variant and baseline, over the seeds."""
+    return [
+        {
+            "variant": line.name, "recommender": line.recommender, "slice": part, "metric": metric, "k": k,
+            "mean": mean, "sd": sd, "seeds": seeds,
+        }
+        for line in aggregate(lines(variants))
+        for (part, metric, k), (mean, sd, seeds) in sorted(line.cells.items())
+    ]  # fmt: skip
 
 
 def headline_k(variants: list[Variant]) -> int:
@@ -271,10 +295,11 @@ def _is_best(value: float | None, best: float, rows: list[Line]) -> bool:
     return bool(len(rows) > 1 and best and rate(value) == rate(best))
 
 
-def verdict(variants: list[Variant], k: int, pairs: dict[str, Any] | None) -> tuple[str, list[str]]:
+def verdict(variants: list[Variant], k: int, compared: list[dict[str, Any]]) -> tuple[str, list[str]]:
     """Return what came out, in plain words, and the other variants that are not above every baseline.
 
-    The best variant by the mean over its seeds, its Recall@k beside the baselines', and whether it beats them.
+    The best variant by the mean over its seeds, its Recall@k beside the baselines', and whether it beats them;
+    ``compared`` are the rows of `comparisons`, none where it could not be tested.
     """
     key = ("all", "recall", k)
     over = [line for line in aggregate(lines(variants)) if line.value(key) is not None]
@@ -289,7 +314,12 @@ def verdict(variants: list[Variant], k: int, pairs: dict[str, Any] | None) -> tu
     text = best if len(models) == 1 else f"{best} is the best of {len(models)} variants"
     text += f": Recall@{k} {rate(models[best], 3)}{_spread(best, variants, key)}"
     text += "".join(f"{', ' if i else '; '}{b} {rate(value, 3)}" for i, (b, value) in enumerate(baselines.items()))
-    text += ". " + _judgement(best, models[best], baselines, pairs)
+    conclusions = {
+        row["against"]: row["conclusion"]
+        for row in compared
+        if (row["variant"], row["metric"], row["k"], row["baseline"]) == (best, "recall", k, True)
+    }
+    text += ". " + _judgement(models[best], baselines, conclusions)
     highest = max(baselines.values(), default=-1.0)
     below = [f"{name} ({rate(value, 3)})" for name, value in models.items() if name != best and value <= highest]
     return text, below
@@ -337,7 +367,7 @@ def _gain(cells: list[Cell | None], reference: list[Cell | None]) -> float | Non
     return 100 * (sum(x for x, _ in pairs) / base - 1) if base else None
 
 
-def _judgement(name: str, value: float, baselines: dict[str, float], pairs: dict[str, Any] | None) -> str:
+def _judgement(value: float, baselines: dict[str, float], conclusions: dict[str, str]) -> str:
     if not baselines:
         return "No baseline was measured beside it."
     below = [b for b, v in baselines.items() if v > value]
@@ -346,13 +376,12 @@ def _judgement(name: str, value: float, baselines: dict[str, float], pairs: dict
         return f"The model is below the {_baselines(below)}."
     if level:
         return f"The model is no better than the {_baselines(level)}."
-    tests = [(b, pairs["p"].get((name, b)) if pairs else None) for b in baselines]
-    chance = [b for b, p in tests if p is not None and p >= SIGNIFICANT]
-    if chance:
-        return f"The model is above its baselines, but chance alone could explain its lead over {joined(chance)}."
+    open_ = [b for b in baselines if conclusions.get(b) == INCONCLUSIVE]
+    if open_:
+        return f"The model is above its baselines, but its lead over {joined(open_)} is inconclusive."
     above = "both baselines" if len(baselines) == 2 else f"the {_baselines(list(baselines))}"
     return f"The model is above {above}" + (
-        ", by more than chance explains." if all(p is not None for _, p in tests) else "."
+        ", by more than chance explains." if baselines.keys() <= conclusions.keys() else "."
     )
 
 
@@ -384,43 +413,3 @@ def interval_rows(variants: list[Variant], k: int) -> list[dict[str, Any]]:
         colour = order.index(name) % COLOURS if recommender == MODEL else None
         rows.append({"name": name, "recommender": recommender, "mean": mean, "marks": marks, "colour": colour})
     return rows
-
-
-def paired_matrix(variants: list[Variant], k: int) -> dict[str, Any] | None:
-    """Return differences in Recall@k and p-values of every variant with every other and with each baseline.
-
-    Paired over users, averaged over the seeds that both have; exact permutation test, Holm over the table.
-    """
-    hits: dict[tuple[str, str, int], tuple[np.ndarray, np.ndarray]] = {}
-    for v in variants:
-        if v.recommendations is not None:
-            columns = ["recommender", "user_id", "target_id", "item_ids"]
-            found = hits_by_user(v.recommendations.read_table("recommendations.parquet", columns), k)
-            hits |= {(v.name, recommender, v.seed): pair for recommender, pair in found.items()}
-    names = list(dict.fromkeys(name for name, recommender, _ in hits if recommender == MODEL))
-    baselines = list(dict.fromkeys(r for _, r, _ in hits if r != MODEL))
-    differences: dict[tuple[str, str], tuple[float, float, int]] = {}
-    for i, name in enumerate(names):
-        seeds = [s for n, r, s in hits if (n, r) == (name, MODEL)]
-        # A baseline is taken from the variant's own table: the same users.
-        others = [(b, name, b) for b in baselines] + [(other, other, MODEL) for other in names[i + 1 :]]
-        for title, other, recommender in others:
-            both = [s for s in seeds if (other, recommender, s) in hits]
-            if both:
-                ours = [hits[name, MODEL, s] for s in both]
-                theirs = [hits[other, recommender, s] for s in both]
-                if (result := paired_difference(ours, theirs)) is not None:
-                    differences[name, title] = result
-    if not differences:
-        return None
-    adjusted = dict(zip(differences, holm([p for _, p, _ in differences.values()]), strict=True))
-    cells = {pair: (d, adjusted[pair], n) for pair, (d, _, n) in differences.items()}
-    cells |= {(b, a): (-d, p, n) for (a, b), (d, p, n) in cells.items() if b in names}
-    users = {n for _, _, n in differences.values()}
-    return {
-        "rows": names,
-        "columns": [*baselines, *(names if len(names) > 1 else [])],
-        "cells": cells,
-        "p": adjusted,
-        "users": f"{min(users):,}" if len(users) == 1 else f"{min(users):,} to {max(users):,}",
-    }

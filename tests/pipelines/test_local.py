@@ -31,7 +31,7 @@ def test_a_second_run_reuses_everything_and_a_third_what_still_stands(run, tmp_p
     assert first.returncode == 0, first.stdout + first.stderr
     assert ran(first.stdout) == set(TRAIN)
     assert "popularity" in first.stdout
-    for name in ("index.html", "metrics.csv", "metrics.parquet"):
+    for name in ("index.html", "metrics.csv", "summary.csv", "comparisons.parquet"):
         assert (root / "report" / name).is_file()
         assert not (root / "report" / name).is_symlink()
 
@@ -110,6 +110,23 @@ def test_a_failed_variant_does_not_lose_the_others(run, tmp_path):
     more = run(*arguments, "--set", "seeds=0,1")  # a further seed leaves the first one's results alone
     assert [n for n in ran(more.stdout) if "seed 0" in n] == []
     assert "evaluate (gaussian, seed 1)" in ran(more.stdout)
+
+
+def test_an_interrupted_study_goes_on_with_the_variant_it_was_at(run, tmp_path):
+    arguments = ("--preset", "study-quickstart", "--root", tmp_path, "--set", "variants=gaussian,centroid+gti,mean")
+    process = run(*arguments, standin="slow:ground:gti", wait=False)
+    wait_for(lambda: any("slow work" in log.read_text() for log in tmp_path.glob("logs/*.log")))
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=20)
+    wait_for(lambda: stage_processes(tmp_path) == 0)
+    assert not (tmp_path / "report").exists()
+
+    again = run(*arguments)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert [n for n in ran(again.stdout) if "gaussian" in n or "(" not in n] == ["report"]
+    of_one = {"expand", "ground", "finetune", "evaluate", "diagnose"}
+    assert {n for n in ran(again.stdout) if "mean" in n} == {f"{stage} (mean)" for stage in of_one}
+    assert {n for n in ran(again.stdout) if "gti" in n} == {f"{stage} (centroid+gti)" for stage in of_one - {"expand"}}
 
 
 def test_depths_of_one_corpus_are_taken_from_one_grounding(run, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from sidgraft.artifacts import SCHEMAS
-from sidgraft.paired import hits_by_user, holm, paired_difference, permutation_p
+from sidgraft.paired import common_users, detectable, holm, permutation_p, ranks_by_user
 
 
 def test_p_equals_all_sign_flips() -> None:
@@ -29,38 +29,92 @@ def test_p_of_one_seed_is_the_sign_test() -> None:
     assert permutation_p(np.zeros(10, dtype=int)) == 1.0
 
 
+def scipy_p(differences: np.ndarray, n_resamples: float) -> float:
+    """The same test by SciPy: samples are paired, and the signs of their differences flip."""
+    zeros = np.zeros(len(differences))
+    return stats.permutation_test(
+        (differences, zeros), lambda x, y, axis: (x - y).mean(axis=axis), permutation_type="samples", vectorized=True,
+        n_resamples=n_resamples,  # type: ignore[arg-type]
+    ).pvalue  # fmt: skip
+
+
+def test_p_is_that_of_scipy() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        differences = rng.integers(-2, 4, size=12)
+        assert permutation_p(differences) == pytest.approx(scipy_p(differences, n_resamples=np.inf), abs=1e-12)
+
+
+def test_p_of_real_differences_is_that_of_scipy_up_to_the_draws() -> None:
+    rng = np.random.default_rng(2)
+    for shift in (0.0, 0.25, 0.5):
+        gains = rng.choice([0.0, 0.3562, 0.5, 0.6309, 1.0], size=(2, 14))
+        differences = gains[0] - gains[1] + shift * (gains[0] > 0)
+        exact = scipy_p(differences, n_resamples=np.inf)
+        assert permutation_p(differences) == pytest.approx(exact, abs=5 * np.sqrt(exact / 50_000) + 1e-4)
+    assert permutation_p(np.zeros(10)) == 1.0
+
+
+def test_p_of_real_differences_has_the_resolution_of_its_draws() -> None:
+    assert permutation_p(np.full(500, 0.5)) == pytest.approx(1 / 50_001)
+
+
+def test_the_detectable_effect_is_found_with_a_power_of_80_percent() -> None:
+    """Simulated: normal differences with that mean, tested by SciPy's paired t-test."""
+    rng = np.random.default_rng(3)
+    noise = rng.normal(size=(4000, 200))
+    effect = np.mean([detectable(row) for row in noise[:200]])
+    found = stats.ttest_1samp(noise + effect, 0, axis=1).pvalue < 0.05
+    assert found.mean() == pytest.approx(0.8, abs=0.03)
+    assert detectable(np.zeros(5)) == 0.0
+
+
+def test_holm_is_that_of_the_definition() -> None:
+    """Reject in the order of p while p_(i) <= alpha / (m - i): the adjusted p is the least alpha that rejects."""
+    ps = np.random.default_rng(4).uniform(0, 0.2, size=7)
+    adjusted = holm(ps.tolist())
+    for alpha in np.linspace(0.001, 1, 200):
+        order = np.argsort(ps)
+        rejected = set()
+        for i, place in enumerate(order):
+            if ps[place] > alpha / (len(ps) - i):
+                break
+            rejected.add(int(place))
+        assert {i for i, p in enumerate(adjusted) if p <= alpha and p < 1} <= rejected
+        assert rejected <= {i for i, p in enumerate(adjusted) if p <= alpha}
+
+
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
 
 
-def test_hits_by_user() -> None:
+def test_ranks_by_user() -> None:
     rows = [
         ("model", "u2", "a", ["a", "b"]),
         ("model", "u1", "b", ["a", "b"]),
         ("model", "u3", "c", []),
-        ("popularity", "u1", "b", ["b"]),
+        ("popularity", "u1", "b", ["c", "a", "b"]),
+        ("popularity", "u0", "b", ["c", "a"]),
     ]
     names = ("recommender", "user_id", "target_id", "item_ids")
     schema = pa.schema([SCHEMAS["recommendations/v1"]["recommendations.parquet"].field(name) for name in names])
     table = pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema)
-    users, hits = hits_by_user(table, 1)["model"]
+    users, ranks = ranks_by_user(table)["model"]
     assert users.tolist() == ["u1", "u2", "u3"]
-    assert hits.tolist() == [False, True, False]
-    assert hits_by_user(table, 2)["model"][1].tolist() == [True, True, False]
-    assert hits_by_user(table, 2)["popularity"][1].tolist() == [True]
+    assert ranks.tolist() == [2, 1, 0]
+    users, ranks = ranks_by_user(pa.concat_tables([table, table])[5:])["popularity"]  # in chunks, from the middle
+    assert (users.tolist(), ranks.tolist()) == (["u0", "u1"], [0, 3])
 
 
-def test_difference_is_over_users_of_all_seeds() -> None:
-    def pair(users: str, hits: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        return np.array(list(users)), np.array(hits, dtype=bool)
+def test_only_users_of_all_seeds_are_compared() -> None:
+    def pair(users: str, ranks: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(list(users)), np.array(ranks)
 
-    ours = [pair("abc", [1, 1, 0]), pair("bcd", [1, 0, 1])]
-    theirs = [pair("abc", [0, 0, 1]), pair("bcd", [0, 0, 0])]
-    # Users b and c: b is ahead by 1 in both seeds, c behind by 1 in the first: (1 - 0.5) / 2.
-    difference, p, users = paired_difference(ours, theirs) or (0.0, 0.0, 0)
-    assert users == 2
-    assert difference == pytest.approx(0.25)
-    assert p == 1.0  # of the sums ±2 ± 1 all four reach 1
-    assert paired_difference([pair("a", [1])], [pair("b", [1])]) is None
+    ours, theirs = common_users(
+        [pair("abc", [1, 2, 3]), pair("bcd", [4, 5, 6])], [pair("abc", [7, 8, 9]), pair("bcd", [10, 11, 12])]
+    )
+    assert ours.tolist() == [[2, 3], [4, 5]]
+    assert theirs.tolist() == [[8, 9], [10, 11]]
+    assert common_users([pair("a", [1])], [pair("b", [1])])[0].shape == (1, 0)

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -271,6 +272,29 @@ def test_several_seeds_are_averaged(tmp_path: Path) -> None:
     assert statistics.stdev(recalls.values()) == pytest.approx(sd)
 
 
+def test_the_summary_is_the_mean_over_the_seeds_of_the_metrics(tmp_path: Path) -> None:
+    """Each row against the metrics' own rows, by NumPy; a failed variant is in neither."""
+    shared = shared_data(tmp_path)
+    paths = [variant_artifacts(tmp_path, shared, "centroid", seed, 0.05 + seed / 100) for seed in (0, 1, 4)]
+    paths += [variant_artifacts(tmp_path, shared, "mean", 0, 0.04), failed(tmp_path, "ground", "no", "gaussian+gti")]
+    run(tmp_path, paths)
+    rows = pq.read_table(tmp_path / "out" / "summary.parquet").to_pylist()
+    metrics = pq.read_table(tmp_path / "out" / "metrics.parquet").to_pylist()
+    assert {row["variant"] for row in rows} == {"centroid", "mean", ""}
+    for row in rows:
+        same = [m for m in metrics if all(m[key] == row[key] for key in ("recommender", "slice", "metric", "k"))]
+        values = [m["value"] for m in same if m["variant"] == row["variant"] or row["variant"] == ""]
+        values = [value for value in values if value is not None]
+        if row["variant"] == "":  # the baselines are equal: one run
+            values = values[:1]
+        assert row["seeds"] == len(values)
+        assert row["mean"] == (pytest.approx(np.mean(values)) if values else None)
+        assert row["sd"] == (pytest.approx(np.std(values, ddof=1)) if len(values) > 1 else None)
+    with (tmp_path / "out" / "summary.csv").open(newline="", encoding="utf-8") as stream:
+        read = list(csv.DictReader(stream))
+    assert [row["mean"] for row in read] == ["" if row["mean"] is None else repr(row["mean"]) for row in rows]
+
+
 def test_equal_baselines_stand_once_a_seed() -> None:
     same = [variant(name, seed, 0.05) for name in ("mean", "centroid") for seed in (0, 1)]
     baselines = [(line.name, line.recommender, line.seed) for line in lines(same) if line.recommender != MODEL]
@@ -305,24 +329,26 @@ def test_intervals_share_a_scale() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recall", "p", "expected"),
+    ("recall", "conclusion", "expected"),
     [
-        (0.022, 0.0, "The model is below the neighbours baseline."),
-        (0.010, 0.0, "The model is below the popularity and neighbours baselines."),
-        (0.025, 0.0, "The model is no better than the neighbours baseline."),
-        (0.030, 0.4, "but chance alone could explain its lead over popularity and neighbours."),
-        (0.030, 0.01, "The model is above both baselines, by more than chance explains."),
+        (0.022, "above", "The model is below the neighbours baseline."),
+        (0.010, "above", "The model is below the popularity and neighbours baselines."),
+        (0.025, "above", "The model is no better than the neighbours baseline."),
+        (0.030, "inconclusive", "but its lead over popularity and neighbours is inconclusive."),
+        (0.030, "above", "The model is above both baselines, by more than chance explains."),
         (0.030, None, "The model is above both baselines."),
     ],
 )
-def test_verdict_is_plain(recall: float, p: float | None, expected: str) -> None:
-    pairs = None if p is None else {"p": {("centroid", b): p for b in ("popularity", "neighbours")}}
-    text, _ = verdict([variant("centroid", 0, recall)], 10, pairs)
+def test_verdict_is_plain(recall: float, conclusion: str | None, expected: str) -> None:
+    row = {"variant": "centroid", "metric": "recall", "k": 10, "baseline": True, "conclusion": conclusion}
+    other = row | {"metric": "ndcg", "conclusion": "below"}  # the verdict is about Recall@k alone
+    rows = [r | {"against": b} for r in (row, other) for b in ("popularity", "neighbours")] if conclusion else []
+    text, _ = verdict([variant("centroid", 0, recall)], 10, rows)
     assert text.endswith(expected)
 
 
 def test_verdict_names_the_variants_below_a_baseline() -> None:
-    text, below = verdict([variant("mean", 0, 0.01), variant("centroid", 0, 0.06)], 10, None)
+    text, below = verdict([variant("mean", 0, 0.01), variant("centroid", 0, 0.06)], 10, [])
     assert text.startswith("centroid is the best of 2 variants: Recall@10 .060")
     assert below == ["mean (.010)"]
 

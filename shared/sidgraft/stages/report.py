@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sidgraft import artifacts, page
+from sidgraft import artifacts, comparisons, page, results
 from sidgraft.artifacts import Artifact, ArtifactError, FailedArtifactError
 from sidgraft.checks import one_of
 from sidgraft.page import MODEL, Variant
@@ -29,7 +29,10 @@ def report(
     examples: int = 10,
     reference: str = "",
 ) -> dict[str, Any]:
-    """Join the variants' metrics and diagnostics into index.html, metrics.csv and metrics.parquet.
+    """Join the variants' metrics and diagnostics into index.html and tables: metrics, summary and comparisons.
+
+    Each table is a CSV and a Parquet file: metrics has a row for each figure of each run, summary the mean and standard
+    deviation over the seeds, comparisons the paired tests of every variant with the baselines and the other variants.
 
     Args:
         metrics: Directories of the metrics artifacts, one a variant. One that holds a failure is shown as failed.
@@ -41,7 +44,8 @@ def report(
         out: Directory to write the report to.
         title: Title of the page.
         examples: Example users to show, with history, recommendations and target.
-        reference: Variant over which the relative gains of all variants are shown; empty shows none.
+        reference: Variant over which the relative gains of all variants are shown, and with which they are compared as
+            the first; empty shows no gains.
     """
     _check_lengths(metrics, recommendations, diagnostics)
     data = artifacts.load(catalog, "catalog/v1")
@@ -53,7 +57,9 @@ def report(
     rows = _all_rows(variants)
     if reference and not any(v.failures for v in variants):  # a study whose reference failed still has its report
         one_of("reference", reference, dict.fromkeys(v.name for v in variants))
-    html, verdict = page.render(variants, data, histories, codes, title, examples, reference)
+    measured = [v for v in variants if v.metrics is not None]
+    compared = comparisons.compare(measured, reference)
+    html, verdict = page.render(variants, data, histories, codes, compared, title, examples, reference)
 
     inputs = {"catalog": data, "interactions": histories, "semantic_ids": codes}
     for number, variant in enumerate(variants, 1):
@@ -61,8 +67,13 @@ def report(
     arguments = {"title": title, "examples": examples, "reference": reference}
     with artifacts.create(out, "report/v1", stage="report", arguments=arguments, inputs=inputs) as draft:
         (draft.path / "index.html").write_text(html, encoding="utf-8")
-        draft.write_table("metrics.parquet", pa.Table.from_pylist(rows, schema=COLUMNS))
-        _write_csv(draft.path / "metrics.csv", rows)
+        for name, schema, table in (
+            ("metrics", COLUMNS, rows),
+            ("summary", results.SUMMARY, results.summary(measured)),
+            ("comparisons", comparisons.COLUMNS, compared),
+        ):
+            draft.write_table(f"{name}.parquet", pa.Table.from_pylist(table, schema=schema))
+            _write_csv(draft.path / f"{name}.csv", schema.names, table)
         draft.metadata |= {
             "variants": len(variants),
             "failed": sum(bool(v.failures) for v in variants),
@@ -153,9 +164,9 @@ def _all_rows(variants: list[Variant]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: [row[name] for name in COLUMNS.names[:6]])
 
 
-def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+def _write_csv(path: Path, names: list[str], rows: list[dict[str, Any]]) -> None:
     """Write the rows; an undefined value is empty, a float has all its digits."""
     with path.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS.names, lineterminator="\n")
+        writer = csv.DictWriter(stream, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
