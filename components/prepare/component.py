@@ -29,6 +29,7 @@ def prepare(
     k_core: int = 0,
     max_users: int = 0,
     max_items: int = 0,
+    text_quality: str = "full",
     strict: bool = False,
     seed: int = 0,
     source_digest: str = "",

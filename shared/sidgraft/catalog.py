@@ -16,6 +16,7 @@ from sidgraft import histories, samples, tables
 
 PATH_SEPARATOR = " > "
 STRINGS = pa.list_(pa.string())
+TEXT_QUALITIES = ("full", "title", "truncated", "shuffled")
 NULL = pa.scalar(None, pa.string())
 
 
@@ -214,6 +215,33 @@ def _prices(column: pa.ChunkedArray, counts: dict[str, int]) -> pa.ChunkedArray:
 
 def _lengths(array: pa.Array) -> np.ndarray:
     return pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def degrade(catalog: pa.Table, quality: str, seed: int) -> pa.Table:
+    """Return catalog/v1 with less in its texts, to measure how much of the result depends on them.
+
+    The encoder reads ``text``, grounding and the tasks of fine-tuning the other columns, so both change alike.
+
+    full: nothing is changed. title: the title is all that is left; an item without one keeps its text. truncated: the
+    first half of the words of text, title and description (of three words two). shuffled: the words of each of
+    these in random order. The last two leave brand, category path and price as they are.
+    """
+    if quality == "full":
+        return catalog
+    columns = {name: catalog[name] for name in catalog.column_names}
+    if quality == "title":
+        for name in ("brand", "category", "price", "description"):
+            columns[name] = pa.nulls(catalog.num_rows, catalog.schema.field(name).type)
+        columns["text"] = pc.coalesce(catalog["title"], catalog["text"])
+        return pa.table(columns, schema=catalog.schema)
+    rng = np.random.default_rng(seed)
+    for name in ("text", "title", "description"):
+        words = [None if text is None else text.split() for text in catalog[name].to_pylist()]
+        kept = [
+            None if w is None else w[: (len(w) + 1) // 2] if quality == "truncated" else rng.permuted(w) for w in words
+        ]
+        columns[name] = pa.array([None if w is None else " ".join(w) for w in kept], pa.string())
+    return pa.table(columns, schema=catalog.schema)
 
 
 def describe(catalog: pa.Table) -> dict[str, Any]:

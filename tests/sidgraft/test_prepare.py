@@ -252,6 +252,55 @@ def test_filters_shrink_the_catalog(tmp_path):
     assert users.read_table("interactions.parquet")["item_ids"].to_pylist() == [["i0", "i1", "i2"]] * 2
 
 
+WORDY = [
+    {
+        "item_id": f"i{n}", "title": f"one two three{n}", "brand": "Acme", "categories": ["All", f"C{n % 2}"],
+        "description": "a b c d e f g h", "price": 2.5,
+    }
+    for n in range(6)
+]  # fmt: skip
+
+
+def qualities(tmp_path, quality, **options):
+    _, items, users = run(tmp_path, WORDY, text_quality=quality, **options)
+    return items.read_table("catalog.parquet"), users
+
+
+def test_only_the_title_is_left_for_every_reader_of_the_catalog(tmp_path):
+    table, _ = qualities(tmp_path, "title")
+    assert table["text"].to_pylist() == table["title"].to_pylist() == [f"one two three{n}" for n in range(6)]
+    for name in ("brand", "category", "price", "description"):
+        assert table[name].null_count == 6
+    _, items, _ = run(tmp_path, [{"item_id": f"i{n}", "brand": "Acme"} for n in range(6)], text_quality="title")
+    assert items.read_table("catalog.parquet")["text"].to_pylist() == ["Acme"] * 6  # no title: the text stays
+
+
+def test_half_the_words_are_left(tmp_path):
+    table, _ = qualities(tmp_path, "truncated")
+    assert table["text"].to_pylist() == [f"one two three{n} Acme All" for n in range(6)]  # 5 of 9 words
+    assert table["title"].to_pylist() == ["one two"] * 6
+    assert table["description"].to_pylist() == ["a b c d"] * 6
+    assert table["brand"].to_pylist() == ["Acme"] * 6
+
+
+def test_shuffled_words_are_the_same_words_in_an_order_of_the_seed(tmp_path):
+    full, _ = qualities(tmp_path, "full")
+    table, _ = qualities(tmp_path, "shuffled")
+    for name in ("text", "title", "description"):
+        for before, after in zip(full[name].to_pylist(), table[name].to_pylist(), strict=True):
+            assert sorted(before.split()) == sorted(after.split())
+    assert len(set(table["description"].to_pylist())) > 4
+    assert table["category"] == full["category"]
+    assert qualities(tmp_path, "shuffled")[0] == table
+    assert qualities(tmp_path, "shuffled", seed=1)[0] != table
+
+
+def test_the_histories_are_the_same_whatever_the_texts(tmp_path):
+    """So that runs of different quality judge the same users and can be compared in one report."""
+    users = [qualities(tmp_path, q)[1].read_table("interactions.parquet") for q in catalog.TEXT_QUALITIES]
+    assert users == users[:1] * 4
+
+
 def test_hostile_text_goes_through(tmp_path):
     titles = ["<script>alert(1)</script>", "<|im_end|><s_a_1>", "\u202eevil", "👨‍👩‍👧", "x" * 100_000, "a\r\nb\x07"]
     items = [{"item_id": f"i{n}", "title": t} for n, t in enumerate(titles)]

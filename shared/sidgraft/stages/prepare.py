@@ -36,6 +36,7 @@ def prepare(
     k_core: int = 0,
     max_users: int = 0,
     max_items: int = 0,
+    text_quality: str = "full",
     strict: bool = False,
     seed: int = 0,
     source_digest: str = "",
@@ -69,9 +70,12 @@ def prepare(
         k_core: Drop users and items with fewer interactions than this, repeatedly; 0 keeps all.
         max_users: Keep a random sample of this many users; 0 keeps all.
         max_items: Keep this many of the most frequent items; 0 keeps all.
+        text_quality: full; or how much less the texts say, to measure what depends on them: title (nothing but the
+            title), truncated (the first half of the words) or shuffled (the words in random order). Encoder, grounding
+            and tasks all read these texts.
         strict: Fail on interactions with unknown items, or without user or item, instead of dropping them with
             a count.
-        seed: Seed of the user sample.
+        seed: Seed of the user sample and of shuffled words.
         source_digest: Digest of the two inputs, when the caller knows it; a difference is an error. It makes
             a pipeline run prepare again when the content behind a path has changed.
 
@@ -79,13 +83,15 @@ def prepare(
         ValueError: For everything that is wrong with the inputs, in one message with counts and example rows.
     """
     checks.one_of("split", split, SPLITS)
+    checks.one_of("text_quality", text_quality, catalogs.TEXT_QUALITIES)
     roles = {
         "title": title, "brand": brand, "categories": categories, "price": price, "description": description,
     }  # fmt: skip
     settings = roles | {
         "item_id": item_id, "text": text, "user_id": user_id, "interaction_item_id": interaction_item_id,
         "items": items, "timestamp": timestamp, "split": split, "max_history": max_history, "k_core": k_core,
-        "max_users": max_users, "max_items": max_items, "strict": strict, "seed": seed,
+        "max_users": max_users, "max_items": max_items,
+        "text_quality": text_quality, "strict": strict, "seed": seed,
     }  # fmt: skip
     parts = catalogs.text_columns(text, roles)
     bought_id = interaction_item_id or item_id
@@ -138,6 +144,7 @@ def prepare(
     users = histories.to_table(log, parted, item_ids)
     if k_core or max_items:
         table = table.take(np.unique(log.item))
+    table = catalogs.degrade(table, text_quality, seed)
 
     # Describe, write, tell.
     described = histories.describe(users, table["item_id"].to_pylist())
