@@ -75,9 +75,9 @@ def fit(
     dropout: float = 0.2,
     max_length: int = 50,
     learning_rate: float = 1e-3,
-    batch_size: int = 128,
+    batch_size: int = 32,
     epochs: int = 100,
-    patience: int = 5,
+    patience: int = 10,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> tuple[SASRec, dict[str, Any]]:
