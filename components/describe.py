@@ -13,6 +13,8 @@ EXTRAS = {
     "ui_metrics": "The numbers of the summary, as the user interface shows them.",
     "ui_page": "The page, as the user interface shows it.",
     "ui_decision": "The decision and its reasons, as the user interface shows them.",
+    "decision": "What to train: none, incremental or full.",
+    "bundle": "Place of the published version that a training goes on from; empty where it goes on from none.",
 }
 
 
@@ -28,6 +30,7 @@ def described_by(stage: str) -> Callable[[Callable], Callable]:
         names = [name for name in function.__annotations__ if name != "return"]
         outputs = [name for name in names if name.startswith(("out", "ui_"))]
         inputs = [name for name in names if name not in outputs]
+        outputs += getattr(function.__annotations__.get("return"), "_fields", ())
         function.__doc__ = "\n".join(
             [
                 source.sentence,

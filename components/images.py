@@ -32,6 +32,7 @@ IMAGES = {
     "report": "sidgraft/data",
     "publish": "sidgraft/gpu",
     "watch": "sidgraft/cpu",
+    "extend": "sidgraft/cpu",
     "recommend": "sidgraft/gpu",
 }
 

@@ -20,6 +20,9 @@ SEEDED = ("expand", "ground", "finetune", "evaluate", "diagnose")
 JUDGED = ("split", "users", "exclude_history")
 
 
+# Settings that only a graph gives: the version to go on from.
+GRAPHS = ("previous",)
+
 # Inputs that name a user's own files, of all pipelines.
 USER_FILES = ("catalog", "interactions", "embed_embeddings")
 
@@ -41,24 +44,23 @@ class Inputs:
         return settings | given
 
 
-def pipeline_inputs(own: Sequence[Parameter], set_by_pipeline: Mapping[str, Sequence[str]]) -> list[Parameter]:
-    """Return all inputs of a pipeline: the user's files, its own, and every setting of every stage of training.
+def pipeline_inputs(
+    own: Sequence[Parameter], set_by_pipeline: Mapping[str, Sequence[str]], stages: Sequence[str] = TRAINING
+) -> list[Parameter]:
+    """Return all inputs of a pipeline: the user's files and places, its own, and every setting of every stage.
 
-    ``set_by_pipeline`` names, for a stage, the settings that the graph sets itself, beside those in JUDGED.
+    ``set_by_pipeline`` names, for a stage, the settings that the graph sets itself, beside those in JUDGED and GRAPHS.
     """
     set_by_pipeline = {"baselines": JUDGED, **set_by_pipeline}
-    inputs = []
-    for stage in TRAINING:
+    files, settings = {}, []
+    for stage in stages:
         for parameter in signature(stage).parameters:
             if parameter.name in FILES.get(stage, ()):
-                inputs.append(parameter)
-            elif not parameter.required and parameter.name not in set_by_pipeline.get(stage, ()):
+                files.setdefault(parameter.name, parameter)
+            elif not parameter.required and parameter.name not in (*GRAPHS, *set_by_pipeline.get(stage, ())):
                 name = f"{stage}_{parameter.name}"
-                inputs.append(Parameter(name, parameter.type, parameter.default, parameter.text))
-        if stage == "prepare":
-            files = len(FILES[stage])
-            inputs[files:files] = own
-    return inputs
+                settings.append(Parameter(name, parameter.type, parameter.default, parameter.text))
+    return [*files.values(), *own, *settings]
 
 
 def takes(inputs: Sequence[Parameter]) -> Callable[[Callable], Callable]:

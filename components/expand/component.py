@@ -19,6 +19,7 @@ def expand(
     scale: str = "none",
     seed: int = 0,
     trust_remote_code: bool = False,
+    previous: str = "",
     keep_going: str = "",
 ):
     arguments = dict(locals())

@@ -34,6 +34,7 @@ def quantize(
     max_collision_rate: float = 1.0,
     min_utilisation: float = 0.0,
     seed: int = 0,
+    previous: str = "",
 ):
     arguments = dict(locals())
     from sidgraft.stages.quantize import quantize as stage

@@ -1,7 +1,9 @@
 """The KFP component of the stage watch: the stage's signature, and a body that calls it. No logic.
 
-Its output parameter is the decision, none, incremental or full, for a `dsl.If`.
+Its output parameters are the decision, none, incremental or full, for a `dsl.If`, and the version to go on from.
 """
+
+from typing import NamedTuple
 
 from kfp.dsl import Artifact, Dataset, Input, Markdown, Output, component
 
@@ -21,7 +23,8 @@ def watch(
     max_error_ratio: float = 2.0,
     max_collision_rate: float = 1.0,
     max_category_shift: float = 0.1,
-) -> str:
+    force: str = "none",
+) -> NamedTuple("Decided", [("decision", str), ("bundle", str)]):  # type: ignore[valid-type]
     arguments = dict(locals())
     from pathlib import Path
 
@@ -30,4 +33,4 @@ def watch(
 
     summary = run_task(stage, arguments, kinds={"out": "decision/v1"})
     show_page(ui_decision, Path(out.path) / "decision.md")
-    return summary["decision"]
+    return summary["decision"], summary["bundle"]

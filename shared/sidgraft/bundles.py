@@ -26,6 +26,7 @@ from sidgraft.artifacts import Artifact, ArtifactError
 
 KIND = "bundle/v1"
 LATEST = "latest.json"
+OWN_VECTORS = "own vectors"  # the encoder of embeddings that the user brought
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,34 @@ def open_bundle(bundles: str, version: str = "") -> Bundle:
     version = version or latest_version(bundles)
     if not version:
         raise ArtifactError(f"{bundles} has no {LATEST}: nothing is published there yet; run `sidgraft publish`.")
-    return Bundle(version, artifacts.load(storage.local(version_uri(bundles, version)), KIND))
+    return open_version(version_uri(bundles, version))
+
+
+def open_version(uri: str) -> Bundle:
+    """Open a version by the place where it stands, see `version_uri`; raises as `open_bundle` does."""
+    return Bundle(str(uri).rstrip("/").rpartition("/")[2], artifacts.load(storage.local(uri), KIND))
+
+
+def other_encoder(bundle: Bundle, item_embeddings: Artifact) -> str:
+    """Why the bundle's quantizer cannot encode these embeddings; empty where it can."""
+    known = bundle.bundle.metadata["encoder"]
+    found = item_embeddings.arguments.get("encoder", OWN_VECTORS)
+    if found != known:
+        return f"The catalog is embedded by {found}, the published bundle by {known}."
+    wanted = bundle.part("semantic_ids").read_json("quantizer.json")["input_dim"]
+    width = item_embeddings.metadata["width"]
+    return "" if width == wanted else f"The embeddings have {width} dimensions, the published quantizer takes {wanted}."
+
+
+def differences(before: pa.Table, now: pa.Table) -> dict[str, list[str]]:
+    """Items that are new, have another text (changed), or are gone, from `item_digests`; each in item_id order."""
+    old = dict(zip(before["item_id"].to_pylist(), before["text_digest"].to_pylist(), strict=True))
+    new = dict(zip(now["item_id"].to_pylist(), now["text_digest"].to_pylist(), strict=True))
+    return {
+        "new": [item for item in new if item not in old],
+        "changed": [item for item, digest in new.items() if item in old and old[item] != digest],
+        "gone": [item for item in old if item not in new],
+    }
 
 
 def point_to(bundles: str, version: str, previous: str) -> None:

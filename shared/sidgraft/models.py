@@ -48,12 +48,24 @@ LAST_EPOCH = -1  # of grounding: the rows it ended with
 
 @dataclass(frozen=True)
 class BaseModel:
-    """Which base model: what the user named, its hub revision, and the digest of its weights."""
+    """Which base model: what the user named, its hub revision, and the digest of its weights.
+
+    Where training goes on from a published version, ``name`` is the place of that version's model, ``previous`` the
+    version, and ``first_name`` and ``first_revision`` say which model the first of all versions was made from.
+    """
 
     name: str
     revision: str
     digest: str
     trust_remote_code: bool
+    previous: str = ""
+    first_name: str = ""
+    first_revision: str = ""
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """Name and revision of the model that the user named, before any version was published from it."""
+        return (self.first_name, self.first_revision) if self.previous else (self.name, self.revision)
 
     def save(self, directory: Path) -> None:
         """Write `base_model.json`."""

@@ -5,7 +5,7 @@ Shapes: N items · L semantic levels · K codes of a level · D width of the emb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -66,6 +66,26 @@ class Quantizer:
             else:
                 codes.append(self.network.encode(reduced_Bd)[0])
         return np.concatenate(codes)
+
+    def renumbered(self, numbers: list[np.ndarray]) -> Quantizer:
+        """The same quantizer with other numbers for its codes: code k of level l becomes ``numbers[l][k]``.
+
+        ``numbers`` has a permutation [K_l] for each semantic level.
+        """
+
+        def moved(books: list[np.ndarray]) -> list[np.ndarray]:
+            return [book[np.argsort(number_K)] for book, number_K in zip(books, numbers, strict=True)]
+
+        codebooks, network = moved(self.codebooks), self.network
+        if network is not None:
+            network = rqvae.from_tensors(network.tensors(), codebooks)
+        return replace(
+            self,
+            codebooks=codebooks,
+            network=network,
+            means=None if self.means is None else moved(self.means),
+            counts=None if self.counts is None else moved(self.counts),
+        )
 
     def tensors(self) -> dict[str, np.ndarray]:
         """What `codebooks.safetensors` holds."""

@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The stages that make and judge a model, in the order of the graph, and those that put it to use.
+# The stages that make and judge a model, in the order of the graph, and those that put it to use and keep it up.
 TRAINING = (
     "prepare", "embed", "quantize", "baselines", "expand", "ground", "finetune", "evaluate", "diagnose", "report",
 )  # fmt: skip
-SERVING = ("publish", "watch", "recommend")
+SERVING = ("publish", "watch", "extend", "recommend")
 STAGES = (*TRAINING, *SERVING)
 
-# Places that the user names: files, and the folder of the bundles. Every other argument without a default is the
-# directory of an artifact.
+# Places that the user names: files, the folder of the bundles, a version in it. Every other argument without a default
+# is the directory of an artifact.
 FILES = {
     "prepare": ("catalog", "interactions"),
     "publish": ("bundles",),
     "watch": ("bundles",),
+    "extend": ("previous",),
     "recommend": ("bundles", "histories"),
 }
 

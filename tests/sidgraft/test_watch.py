@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 
 from sidgraft import artifacts
-from sidgraft.bundles import open_bundle
+from sidgraft.bundles import open_bundle, other_encoder
 from sidgraft.stages.embed import embed
 from sidgraft.stages.publish import publish
-from sidgraft.stages.watch import _other_encoder, watch
+from sidgraft.stages.watch import watch
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,7 @@ def test_a_catalog_that_moved_asks_for_a_full_training(place, tmp_path, rows):
     moved = [*rows, *(dict(another(rows[0], f"n{i}"), category=["Bath", "Soap"]) for i in range(4))]
     _, decision = look(place, tmp_path, moved)
     found = {check["name"]: check["value"] for check in decision["checks"]}
+    del found["number of items with the same codes"]  # its limit is the quantizer's
     # 6 of 24 items are soap, then 10 of 28; the other three kinds are 6 of 24, then 6 of 28
     assert found["category shift"] == pytest.approx((10 / 28 - 6 / 24 + 3 * (6 / 24 - 6 / 28)) / 2)
     assert decision["decision"] == "full"
@@ -102,11 +103,11 @@ def test_another_encoder_asks_for_a_full_training(place, tmp_path, rows):
     bundle = open_bundle(str(place))
     look(place, tmp_path, rows)
     vectors = artifacts.load(tmp_path / "vectors", "item_embeddings/v1")
-    assert _other_encoder(bundle, vectors) == ""
+    assert other_encoder(bundle, vectors) == ""
     other = replace(vectors, arguments={"encoder": "MiniLM"})
-    assert _other_encoder(bundle, other) == "The catalog is embedded by MiniLM, the published bundle by hashing."
+    assert other_encoder(bundle, other) == "The catalog is embedded by MiniLM, the published bundle by hashing."
     narrow = replace(vectors, metadata=vectors.metadata | {"width": 3})
-    assert "have 3 dimensions" in _other_encoder(bundle, narrow)
+    assert "have 3 dimensions" in other_encoder(bundle, narrow)
 
 
 def test_embeddings_of_another_catalog_are_refused(place, tmp_path, rows):
@@ -115,3 +116,24 @@ def test_embeddings_of_another_catalog_are_refused(place, tmp_path, rows):
     with pytest.raises(ValueError, match="the embeddings were made from another catalog"):
         watch(str(tmp_path / "one" / "catalog"), str(tmp_path / "two" / "vectors"), str(place), str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_more_equal_items_than_the_deduplication_codes_tell_apart_ask_for_a_full_training(place, tmp_path, rows):
+    """The quantizer has 16 of them: with 17 more items of one text an increment could not be done."""
+    loose = {"max_changed_share": 1.0, "max_error_ratio": 1e9, "max_category_shift": 1.0}
+    twins = [dict(rows[0], item_id=f"n{i:02d}") for i in range(17)]
+    assert look(place, tmp_path, [*rows, *twins[:1]], **loose)[1]["decision"] == "incremental"
+    _, decision = look(place, tmp_path, [*rows, *twins], **loose)
+    assert decision["decision"] == "full"
+    assert decision["reasons"][0].startswith("The number of items with the same codes is ")
+
+
+@pytest.mark.parametrize("force", ["full", "anew"])
+def test_a_full_training_can_be_asked_for(place, tmp_path, rows, force):
+    summary, decision = look(place, tmp_path, rows, force=force)
+    assert decision["decision"] == "full"
+    assert decision["reasons"][0] == f"It was asked for: force={force}."
+    version = open_bundle(str(place)).version
+    assert summary["bundle"] == ("" if force == "anew" else f"{place}/versions/{version}")
+    with pytest.raises(ValueError, match="Did you mean full"):
+        look(place, tmp_path, rows, force="fulll")

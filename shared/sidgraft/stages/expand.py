@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,12 +11,13 @@ import pyarrow.compute as pc
 import torch
 from safetensors.torch import save_file
 
-from sidgraft import artifacts, initializers, models, quantizers
+from sidgraft import artifacts, continuity, initializers, models, quantizers
 from sidgraft.artifacts import Artifact
+from sidgraft.bundles import Bundle, open_version
 from sidgraft.checks import one_of
 from sidgraft.plain_text import plain_text_encoder
 from sidgraft.progress import say
-from sidgraft.sids import codes_array
+from sidgraft.sids import SidVocabulary, codes_array
 from sidgraft.variants import INITIALIZATIONS
 
 CENTROIDS = ("centroid", "centroid-shuffled")
@@ -33,6 +35,7 @@ def expand(
     scale: str = "none",
     seed: int = 0,
     trust_remote_code: bool = False,
+    previous: str = "",
 ) -> dict[str, Any]:
     """Add one token per code and two delimiters to the tokenizer, and initialize their embedding rows.
 
@@ -51,6 +54,9 @@ def expand(
         seed: Seed of random, gaussian and centroid-shuffled, and of the lift where the centroids are narrower
             than the model.
         trust_remote_code: Let the model's repository run its own code. Off unless you trust it.
+        previous: The published version that semantic_ids goes on from, such as BUNDLES/versions/v-0123456789ab (local
+            or s3://): its model, made from base_model, is extended in place of that, and tokens that keep their
+            meaning keep their rows; empty for none.
     """
     scale = _checked_scale(initialization, scale)
     arguments = {
@@ -60,6 +66,7 @@ def expand(
         "scale": scale,
         "seed": seed,
         "trust_remote_code": trust_remote_code,
+        "previous": "",
     }
     sids = artifacts.load(semantic_ids, "semantic_ids/v1")
     items = artifacts.load(catalog, "catalog/v1")
@@ -72,10 +79,17 @@ def expand(
             " item_embeddings it was quantized from, or run `sidgraft quantize` again."
         )
     quantizer = quantizers.load(sids)
+    last = _last(sids, previous, base_model, base_revision)
+    if last:
+        arguments["previous"] = last.version
 
-    model, tokenizer = models.load_base(
-        base_model, revision=base_revision, trust_remote_code=trust_remote_code, dtype=torch.float32
-    )
+    options = {"revision": base_revision, "trust_remote_code": trust_remote_code}
+    if last is None:
+        model, tokenizer = models.load_base(base_model, **options, dtype=torch.float32)
+    else:
+        model, _, last_vocabulary = models.load_model(last.part("model"), torch.float32)
+        model = model.cpu()
+        tokenizer = models.load_base_tokenizer(base_model, **options)
     vocabulary = models.add_tokens(tokenizer, quantizer.sizes)
     base_VD, head_VD = models.base_rows(model, vocabulary)
     width, sizes = base_VD.shape[1], quantizer.sizes[:-1]
@@ -112,6 +126,10 @@ def expand(
             rows[: sum(sizes)][told_n] = semantic[told_n]
             empty_codes = int((~told_n).sum())
         tensors[name] = rows
+    kept_rows = 0
+    if last:
+        kept = sids.read_json(continuity.FILE)["kept"]
+        kept_rows = _keep(models.take_rows(model, last_vocabulary), last_vocabulary, kept, tensors, vocabulary)
 
     summary = {
         "n_new": vocabulary.n_new,
@@ -123,9 +141,15 @@ def expand(
         "new_rows_norm": _mean_norm(tensors["rows"]),
         "base_rows_norm": _mean_norm(base_VD),
         "empty_codes": empty_codes,
+        "kept_rows": kept_rows,
     }
     revision = base_revision or getattr(model.config, "_commit_hash", None) or ""  # what the hub's newest was today
     base = models.BaseModel(base_model, revision, models.weights_digest(model), trust_remote_code)
+    if last:
+        name, revision = models.BaseModel.load(last.part("model").path).origin
+        place = f"{previous.rstrip('/')}/model"
+        first = {"first_name": name, "first_revision": revision}
+        base = replace(base, name=place, revision="", previous=last.version, **first)
     with artifacts.create(
         out,
         "token_rows/v1",
@@ -138,8 +162,59 @@ def expand(
         vocabulary.save(draft.path)
         base.save(draft.path)
         draft.metadata.update(summary)
-        draft.facts.update(base_model=base.name, base_revision=base.revision, base_weights_digest=base.digest)
+        name, revision = base.origin
+        draft.facts.update(base_model=name, base_revision=revision, base_weights_digest=base.digest)
     return summary
+
+
+def _last(sids: Artifact, previous: str, base_model: str, base_revision: str) -> Bundle | None:
+    """The version to go on from. Raises ValueError where Semantic IDs or base model do not go on from it."""
+    file = sids.path / continuity.FILE
+    goes_on_from = sids.read_json(continuity.FILE)["version"] if file.is_file() else ""
+    bundle = open_version(previous) if previous else None
+    if (bundle.version if bundle else "") != goes_on_from:
+        raise ValueError(
+            f"the Semantic IDs go on from {goes_on_from or 'no version'}, expand from"
+            f" {bundle.version if bundle else 'none'}: give both the same previous."
+        )
+    if bundle is None:
+        return None
+    name, revision = models.BaseModel.load(bundle.part("model").path).origin
+    if base_model != name or base_revision not in ("", revision):
+        found, wanted = (" at ".join(filter(None, pair)) for pair in ((name, revision), (base_model, base_revision)))
+        raise ValueError(
+            f"{bundle.version} was made from the base model {found}, base_model and base_revision say {wanted}: give"
+            " those of the version, or go on from none (previous empty; retrain with watch_force=anew)."
+        )
+    return bundle
+
+
+def _keep(
+    old: dict[str, torch.Tensor],
+    old_vocabulary: SidVocabulary,
+    kept: list[list[bool]],
+    new: dict[str, torch.Tensor],
+    vocabulary: SidVocabulary,
+) -> int:
+    """Put the last model's rows where tokens keep their meaning; returns how many.
+
+    ``kept`` says it of the codes of each semantic level. Deduplication codes and the delimiters always keep theirs.
+    """
+    if old_vocabulary.first_id != vocabulary.first_id:
+        raise ValueError(
+            f"the published version's new tokens begin at id {old_vocabulary.first_id}, those of the base model's"
+            f" tokenizer now at {vocabulary.first_id}: restore that tokenizer, or retrain with watch_force=anew."
+        )
+    before, now = [], []
+    for level, kept_K in enumerate([*kept, [True] * min(old_vocabulary.sizes[-1], vocabulary.sizes[-1])]):
+        codes = [code for code, is_kept in enumerate(kept_K) if is_kept]
+        before += [old_vocabulary.level_rows(level).start + code for code in codes]
+        now += [vocabulary.level_rows(level).start + code for code in codes]
+    before += [old_vocabulary.n_new - 2, old_vocabulary.n_new - 1]
+    now += [vocabulary.n_new - 2, vocabulary.n_new - 1]
+    for name, rows_nD in old.items():
+        new[name][now] = rows_nD[before]
+    return len(now)
 
 
 def _checked_scale(initialization: str, scale: str) -> str:

@@ -14,6 +14,7 @@ from sidgraft import artifacts, baselines, checks, storage
 from sidgraft.artifacts import Artifact
 from sidgraft.bundles import (
     KIND,
+    OWN_VECTORS,
     Bundle,
     catalog_digest,
     item_digests,
@@ -227,17 +228,18 @@ def _write_bundle(bundles: str, version: str, inputs: dict[str, Artifact]) -> No
     parts = {name: inputs[name] for name in ("model", "semantic_ids", "metrics")}
     ids = parts["semantic_ids"]
     embedded = next((e["arguments"] for e in ids.lineage.values() if e["stage"] == "embed"), {})
-    base = parts["model"].read_json("base_model.json")
+    base = BaseModel.load(parts["model"].path)
     facts = {
         "items": items.num_rows,
         "catalog_digest": catalog_digest(items),
-        "base_model": base["name"],
-        "base_weights_digest": base["digest"],
-        "encoder": embedded.get("encoder", "own vectors"),
+        "base_model": base.origin[0],
+        "base_weights_digest": base.digest,
+        "encoder": embedded.get("encoder", OWN_VECTORS),
         "code_sizes": str(ids.read_json("quantizer.json")["sizes"]),
         "collision_rate": ids.metadata["collision_rate"],
-        "relative_squared_error": ids.metadata["relative_squared_error"],
+        "goes_on_from": base.previous,
     }
+    facts |= {name: ids.metadata[name] for name in ("relative_squared_error",) if name in ids.metadata}
     with (
         new_version(bundles, version) as place,
         artifacts.create(place, KIND, stage="publish", arguments={"version": version}, inputs=parts) as draft,

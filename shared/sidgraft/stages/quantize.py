@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from safetensors.numpy import save_file
 
-from sidgraft import artifacts, quality, quantizers, residual, rqvae
+from sidgraft import artifacts, continuity, quality, quantizers, residual, rqvae
+from sidgraft.bundles import Bundle, open_version
 from sidgraft.checks import not_negative, one_of, positive, widths
+from sidgraft.continuity import Issued
 from sidgraft.quantizers import Quantizer
 
 
@@ -45,6 +47,7 @@ def quantize(
     max_collision_rate: float = 1.0,
     min_utilisation: float = 0.0,
     seed: int = 0,
+    previous: str = "",
 ) -> dict[str, Any]:
     """Quantize the embeddings by residual k-means or an RQ-VAE and give every item a unique Semantic ID.
 
@@ -79,8 +82,10 @@ def quantize(
         max_collision_rate: Fail when a larger share of items shares its L codes with another item.
         min_utilisation: Fail when a level uses a smaller share of its codes.
         seed: Seed of the start and of the mini-batches.
+        previous: A published version, such as BUNDLES/versions/v-0123456789ab (local or s3://), whose codes lend their
+            numbers to the new ones that hold most of the same items, so that tokens keep their meaning; empty for none.
     """
-    arguments = {name: value for name, value in locals().items() if name not in ("item_embeddings", "out")}
+    arguments = {name: value for name, value in locals().items() if name not in ("item_embeddings", "out", "previous")}
     one_of("method", method, ("residual-kmeans", "rq-vae"))
     one_of("fit", fit, ("minibatch", "lloyd", "balanced") if method == "residual-kmeans" else ("minibatch", "balanced"))
     one_of("reduction", reduction, ("truncate", "pca"))
@@ -101,6 +106,8 @@ def quantize(
     layers = widths("hidden", hidden)
     if dropout >= 1:
         raise ValueError(f"dropout={dropout}, expected less than 1.")
+    last = _last(previous, sizes) if previous else None
+    arguments["previous"] = last.version if last else ""
     embeddings = artifacts.load(item_embeddings, "item_embeddings/v1")
     table = embeddings.read_table("embeddings.parquet")
     # Everything is computed in item_id order, so that the order of the input does not change any code.
@@ -143,6 +150,11 @@ def quantize(
         means, counts = quantizers.item_means(reduced_Nd, codes_NL, sizes)
         quantizer = Quantizer(codebooks, [*sizes, dedup_size], mean_D, components_Dd, network, means, counts)
 
+    goes_on: dict[str, Any] = {}
+    if last:
+        numbers, goes_on = _numbers(last, item_ids.to_pylist(), codes_NL, sizes)
+        quantizer = quantizer.renumbered(numbers)
+        codes_NL = np.stack([number_K[codes_NL[:, level]] for level, number_K in enumerate(numbers)], axis=1)
     codes = quantizers.deduplicate(codes_NL, dedup_size)
     error = quality.relative_squared_error(reduced_Nd, decoded_Nd)
     kept = quality.neighbours_kept(vectors_ND, reduced_Nd, decoded_Nd, codes_NL, seed)
@@ -150,6 +162,8 @@ def quantize(
     quality.check_quality(figures, max_collision_rate, min_utilisation)
 
     summary = _summary(figures, items=len(item_ids), dim=width)
+    for level, kept_K in enumerate(goes_on.get("kept", [])):
+        summary[f"kept_codes_level_{level}"] = sum(kept_K)
     in_input_order = np.empty_like(codes)
     in_input_order[order_N] = codes
     with artifacts.create(
@@ -168,8 +182,40 @@ def quantize(
         draft.write_json("quality.json", figures | {"definitions": quality.DEFINITIONS})
         if record:
             draft.write_json("training.json", record)
+        if last:
+            draft.write_json(continuity.FILE, goes_on)
         draft.metadata.update(summary)
     return summary
+
+
+def _last(previous: str, sizes: list[int]) -> Bundle:
+    """The version to go on from. Raises ValueError where its semantic levels are others."""
+    bundle = open_version(previous)
+    found = bundle.part("semantic_ids").read_json(quantizers.DESCRIPTION)["sizes"][:-1]
+    if found != sizes:
+        raise ValueError(
+            f"{bundle.version} has the codes {found} in its semantic levels, these settings ask for {sizes}: give"
+            " quantize the same levels and codebook sizes, or go on from no version (previous empty; retrain with"
+            " watch_force=anew)."
+        )
+    return bundle
+
+
+def _numbers(
+    last: Bundle, item_ids: list[str], codes_NL: np.ndarray, sizes: list[int]
+) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """For each level the numbers [K] of the new codes, and what `continuity.FILE` says of them, by these numbers."""
+    current = Issued.read(last.part("semantic_ids")).current()
+    rows = [row for row, item in enumerate(item_ids) if item in current]
+    old_NL = np.asarray([current[item_ids[row]] for row in rows], np.int64).reshape(len(rows), len(sizes) + 1)
+    numbers, overlaps = [], []
+    for level, size in enumerate(sizes):
+        number_K, overlap_K = continuity.matched(old_NL[:, level], codes_NL[rows, level], size)
+        numbers.append(number_K)
+        overlaps.append(overlap_K[np.argsort(number_K)])
+    kept = [(overlap_K >= continuity.LEAST_OVERLAP).tolist() for overlap_K in overlaps]
+    rounded = [overlap_K.round(6).tolist() for overlap_K in overlaps]
+    return numbers, {"version": last.version, "kept": kept, "overlap": rounded}
 
 
 def _vectors(table: pa.Table) -> np.ndarray:

@@ -8,17 +8,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sidgraft import artifacts, checks, drift, quantizers
-from sidgraft.artifacts import Artifact
-from sidgraft.bundles import Bundle, catalog_digest, item_digests, latest_version, open_bundle
+from sidgraft import artifacts, checks, continuity, drift, quantizers
+from sidgraft.bundles import (
+    Bundle,
+    catalog_digest,
+    differences,
+    item_digests,
+    latest_version,
+    open_bundle,
+    other_encoder,
+    version_uri,
+)
 from sidgraft.catalog import item_categories
+from sidgraft.continuity import Issued
 from sidgraft.embeddings import vectors_array
 from sidgraft.gate import Check, table, write_decision
 from sidgraft.progress import say
 from sidgraft.sequences import check_same_items
-from sidgraft.sids import codes_array
 
 EXAMPLES = 10
+FORCES = ("none", "full", "anew")
 
 
 def watch(
@@ -31,8 +40,9 @@ def watch(
     max_error_ratio: float = 2.0,
     max_collision_rate: float = 1.0,
     max_category_shift: float = 0.1,
+    force: str = "none",
 ) -> dict[str, Any]:
-    """Compare the catalog, row by row, with the one of the latest bundle: train nothing, an increment, or all anew.
+    """Compare the catalog, row by row, with the one of the latest bundle: train nothing, an increment, or all items.
 
     Args:
         catalog: Directory of the catalog artifact.
@@ -43,6 +53,8 @@ def watch(
         max_error_ratio: Largest quantization error of new and changed items, in multiples of that of the known ones.
         max_collision_rate: Largest share of items that may share their semantic codes with another.
         max_category_shift: Largest total variation distance between the mixes of categories, from 0 to 1.
+        force: none decides by the catalog. full trains with all items, whatever has changed; anew does so, too, and
+            goes on from nothing published: from the base model, as after a change of that model or of the levels.
     """
     settings = {
         "max_changed_share": max_changed_share,
@@ -51,6 +63,8 @@ def watch(
         "max_category_shift": max_category_shift,
     }
     checks.not_negative(**settings)
+    checks.one_of("force", force, FORCES)
+    arguments = settings | {"force": force}
     inputs = {
         "catalog": artifacts.load(catalog, "catalog/v1"),
         "item_embeddings": artifacts.load(item_embeddings, "item_embeddings/v1"),
@@ -72,15 +86,18 @@ def watch(
     else:
         bundle = open_bundle(bundles)
         inputs["bundle"] = bundle.bundle
-        names = _differences(bundle.bundle.read_table("items.parquet"), digests)
-        if other := _other_encoder(bundle, inputs["item_embeddings"]):
+        names = differences(bundle.bundle.read_table("items.parquet"), digests)
+        if other := other_encoder(bundle, inputs["item_embeddings"]):
             decision, reasons = "full", [other]
         else:
             limits = _limits(bundle, now, vectors, names, settings)
             decision, reasons = _decide(names, limits)
+        if force != "none":
+            decision, reasons = "full", [f"It was asked for: force={force}.", *reasons]
+    facts["bundle"] = version_uri(bundles, version) if version and force != "anew" else ""
     facts |= {f"{name}_items": len(ids) for name, ids in names.items()}
     say(f"watch: {decision}. {reasons[0]}")
-    with artifacts.create(out, "decision/v1", stage="watch", arguments=settings, inputs=inputs) as draft:
+    with artifacts.create(out, "decision/v1", stage="watch", arguments=arguments, inputs=inputs) as draft:
         body = {"decision": decision, "reasons": reasons, **facts}
         body |= {"checks": [vars(check) | {"passed": check.passed} for check in limits]}
         write_decision(draft, f"Retraining: {decision}", body, _details(limits, names))
@@ -91,54 +108,30 @@ def watch(
         return dict(draft.metadata)
 
 
-def _differences(before: pa.Table, now: pa.Table) -> dict[str, list[str]]:
-    """Items that are new, have another text, or are gone; each in item_id order."""
-    old = dict(zip(before["item_id"].to_pylist(), before["text_digest"].to_pylist(), strict=True))
-    new = dict(zip(now["item_id"].to_pylist(), now["text_digest"].to_pylist(), strict=True))
-    return {
-        "new": [item for item in new if item not in old],
-        "changed": [item for item, digest in new.items() if item in old and old[item] != digest],
-        "gone": [item for item in old if item not in new],
-    }
-
-
-def _other_encoder(bundle: Bundle, embeddings: Artifact) -> str:
-    """Why the saved quantizer cannot encode these embeddings; empty where it can."""
-    known = bundle.bundle.metadata["encoder"]
-    found = embeddings.arguments.get("encoder", "own vectors")
-    if found != known:
-        return f"The catalog is embedded by {found}, the published bundle by {known}."
-    wanted = bundle.part("semantic_ids").read_json(quantizers.DESCRIPTION)["input_dim"]
-    width = embeddings.metadata["width"]
-    return "" if width == wanted else f"The embeddings have {width} dimensions, the published quantizer takes {wanted}."
-
-
 def _limits(
     bundle: Bundle, now: pa.Table, vectors: pa.Table, names: dict[str, list[str]], settings: dict[str, float]
 ) -> list[Check]:
-    """How far the catalog has moved. Known items keep their codes; the saved quantizer encodes the new ones."""
+    """How far the catalog has moved, with the Semantic IDs that an increment would give."""
     ids = bundle.part("semantic_ids")
-    table = ids.read_table("semantic_ids.parquet")
-    codes_of = dict(zip(table["item_id"].to_pylist(), codes_array(table)[:, :-1], strict=True))
+    quantizer = quantizers.load(ids)
     item_ids = vectors["item_id"].to_pylist()
     vectors_Nd = vectors_array(vectors)
-    is_new_N = np.asarray([item not in codes_of for item in item_ids])
-    codes_NL = np.empty((len(item_ids), codes_array(table).shape[1] - 1), np.int64)
-    if is_new_N.any():
-        codes_NL[is_new_N] = quantizers.load(ids).encode(vectors_Nd[is_new_N])
-    for row in np.flatnonzero(~is_new_N):
-        codes_NL[row] = codes_of[item_ids[row]]
     differs = {*names["new"], *names["changed"]}
     is_known_N = np.asarray([item not in differs for item in item_ids])
+    encoded = quantizer.encode(vectors_Nd[~is_known_N])
+    others = dict(zip((item for item in item_ids if item in differs), encoded, strict=True))
+    codes = continuity.extended(Issued.read(ids), item_ids, others)
     categories = Counter(category or "" for category in item_categories(now))
     before = bundle.bundle.read_json("catalog.json")["categories"]
     found = {
         "changed_share": len(differs) / len(item_ids),
-        "error_ratio": drift.error_ratio(vectors_Nd, codes_NL[:, 0], is_known_N),
-        "collision_rate": drift.collision_rate(codes_NL),
+        "error_ratio": drift.error_ratio(vectors_Nd, codes[:, 0], is_known_N),
+        "collision_rate": drift.collision_rate(codes[:, :-1]),
         "category_shift": drift.category_shift(before, categories),
     }
-    return [Check(name.replace("_", " "), value, most=settings[f"max_{name}"]) for name, value in found.items()]
+    limits = [Check(name.replace("_", " "), value, most=settings[f"max_{name}"]) for name, value in found.items()]
+    most = int(codes[:, -1].max()) + 1
+    return [*limits, Check("number of items with the same codes", most, most=quantizer.sizes[-1])]
 
 
 def _decide(names: dict[str, list[str]], limits: list[Check]) -> tuple[str, list[str]]:

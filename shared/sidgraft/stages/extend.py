@@ -1,0 +1,89 @@
+"""Give new and changed items Semantic IDs by a published quantizer. Run: sidgraft extend --help.
+
+Shapes: N items · L semantic levels · D width of the embeddings.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sidgraft import artifacts, continuity, drift, quantizers
+from sidgraft.bundles import differences, item_digests, open_version, other_encoder
+from sidgraft.continuity import Issued
+from sidgraft.embeddings import vectors_array
+from sidgraft.progress import say
+from sidgraft.sequences import check_same_items
+
+
+def extend(catalog: str, item_embeddings: str, previous: str, out: str) -> dict[str, Any]:
+    """Give new and changed items Semantic IDs by the quantizer of a published version; all other items keep theirs.
+
+    Args:
+        catalog: Directory of the catalog artifact.
+        item_embeddings: Directory of the item_embeddings artifact of this catalog, by the version's own encoder.
+        previous: The published version to go on from, such as BUNDLES/versions/v-0123456789ab, local or s3://.
+        out: Directory to write the semantic_ids artifact to.
+
+    Raises:
+        ValueError: When the embeddings are not the quantizer's, and when more items share their codes than the
+            deduplication codes tell apart.
+    """
+    inputs = {
+        "catalog": artifacts.load(catalog, "catalog/v1"),
+        "item_embeddings": artifacts.load(item_embeddings, "item_embeddings/v1"),
+    }
+    bundle = open_version(previous)
+    now = inputs["catalog"].read_table("catalog.parquet")
+    vectors = inputs["item_embeddings"].read_table("embeddings.parquet")
+    check_same_items(now, vectors)
+    if other := other_encoder(bundle, inputs["item_embeddings"]):
+        raise ValueError(f"{other} Embed with that encoder, or give all items new codes with `sidgraft quantize`.")
+    last = bundle.part("semantic_ids")
+    quantizer, issued = quantizers.load(last), Issued.read(last)
+
+    item_ids = vectors["item_id"].to_pylist()
+    names = differences(bundle.bundle.read_table("items.parquet"), item_digests(now))
+    differs = {*names["new"], *names["changed"]}
+    rows = [row for row, item in enumerate(item_ids) if item in differs]
+    codes_NL = quantizer.encode(vectors_array(vectors)[rows])
+    codes = continuity.extended(issued, item_ids, {item_ids[r]: c for r, c in zip(rows, codes_NL, strict=True)})
+    _check_room(codes, quantizer.sizes)
+    lost = continuity.retired(issued, item_ids, codes)
+
+    description = last.read_json(quantizers.DESCRIPTION)
+    with artifacts.create(
+        out, "semantic_ids/v1", stage="extend", arguments={"previous": bundle.version}, inputs=inputs
+    ) as draft:
+        lists = pa.array(codes.tolist(), pa.list_(pa.int32()))
+        draft.write_table("semantic_ids.parquet", pa.table({"item_id": vectors["item_id"], "codes": lists}))
+        draft.write_table(continuity.RETIRED, lost)
+        shutil.copy(last.path / quantizers.CODEBOOKS, draft.path)
+        draft.write_json(quantizers.DESCRIPTION, description)
+        kept = [[True] * size for size in quantizer.sizes[:-1]]
+        draft.write_json(continuity.FILE, {"version": bundle.version, "kept": kept})
+        draft.metadata.update(
+            items=len(item_ids),
+            dim=quantizer.dim,
+            collision_rate=round(drift.collision_rate(codes[:, :-1]), 6),
+            largest_bucket=int(codes[:, -1].max()) + 1,
+            encoded=len(rows),
+            kept=len(item_ids) - len(rows),
+            retired=lost.num_rows,
+        )
+    say(f"extend: {len(rows):,} items are encoded, {len(item_ids) - len(rows):,} keep their Semantic IDs.")
+    return dict(draft.metadata)
+
+
+def _check_room(codes: np.ndarray, sizes: list[int]) -> None:
+    """Raise ValueError where a deduplication code is beyond its level."""
+    if codes[:, -1].max() >= sizes[-1]:
+        shared = codes[codes[:, -1].argmax(), :-1].tolist()
+        raise ValueError(
+            f"{codes[:, -1].max() + 1} items have or had the codes {shared}, but the published quantizer tells only"
+            f" {sizes[-1]} apart: give all items new codes with `sidgraft quantize` (retrain with watch_force=full),"
+            " and a larger dedup_size where that is too small, too."
+        )
