@@ -12,8 +12,8 @@ from pipelines.settings import PRESETS, SettingsError, preset_names, read_settin
 from sidgraft.storage import StorageError
 
 EXITS = (
-    "exit status: 0 done; 3 done, but a variant of the study failed (the report shows it); 1 a stage failed;",
-    "2 the command or a setting is wrong; 130 stopped by Ctrl-C",
+    "exit status: 0 done; 3 done, but a variant of the study failed, or the gate refused the model (the report and the",
+    "decision say why); 1 a stage failed; 2 the command or a setting is wrong; 130 stopped by Ctrl-C",
 )
 
 

@@ -1,6 +1,7 @@
 """Compile the pipelines and components to YAML, and adapt a pipeline to a local run."""
 
 import importlib
+import re
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from sidgraft.signatures import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILED = Path("pipelines") / "compiled"
-PIPELINES = ("train", "study")
+PIPELINES = ("train", "study", "retrain")
 COMPONENTS = ("variants", *STAGES)
 
 
@@ -71,13 +72,22 @@ def write(files: dict[Path, Any]) -> list[Path]:
     return changed
 
 
+def stage_of(task: str) -> str:
+    """Return the stage of a task or executor by its name: KFP numbers those that a graph has more than once."""
+    return re.sub(r"-\d+$", "", task.removeprefix("exec-"))
+
+
 def for_local_run(pipeline: str, tags: dict[str, str]) -> str:
-    """Return the YAML of ``pipeline`` as one machine runs it: image tags by stage, and one variant at a time."""
+    """Return the YAML of ``pipeline`` as one machine runs it: image tags by stage, and one variant at a time.
+
+    prepare is reused: a local run gives it the digest of the files.
+    """
     spec = yaml.safe_load(compiled(load_pipeline(pipeline)))
     for name, executor in spec["deploymentSpec"]["executors"].items():
         image = executor["container"]["image"].rpartition(":")[0]
-        executor["container"]["image"] = f"{image}:{tags[name.removeprefix('exec-')]}"
+        executor["container"]["image"] = f"{image}:{tags[stage_of(name)]}"
     for task in spec["root"]["dag"]["tasks"].values():
         if "parameterIterator" in task:
             task["iteratorPolicy"] = {"parallelismLimit": 1}
+    spec["root"]["dag"]["tasks"]["prepare"]["cachingOptions"] = {"enableCache": True}
     return yaml.safe_dump(spec, sort_keys=True, allow_unicode=True)

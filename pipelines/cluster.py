@@ -25,6 +25,7 @@ from pipelines.build import PIPELINES, compiled, load_pipeline
 from pipelines.inputs import USER_FILES
 from pipelines.placement import Profile, for_parameters, placed
 from pipelines.settings import Settings, SettingsError
+from sidgraft.storage import is_remote
 
 TOKEN = "KFP_TOKEN"
 EXPERIMENT = "sidgraft"  # where no other is named; made when it is missing
@@ -214,11 +215,11 @@ def _pages(ask: Callable[[str], Any]) -> Iterator[Any]:
 
 
 def _reachable_by_pods(settings: Settings) -> None:
-    """Refuse files of this machine: a pod would look for them in its own container."""
-    for key in USER_FILES:
+    """Refuse files and bundles of this machine: a pod would look for them in its own container."""
+    for key in (*USER_FILES, "bundles"):
         value = settings.parameters.get(key, "")
-        if value and Path(value).exists():
+        if value and (Path(value).exists() or (key == "bundles" and not is_remote(value))):
             raise SettingsError(
-                f"{key} is {value!r}, a file of this machine, which no pod can read. Copy it to the object store and"
+                f"{key} is {value!r}, on this machine, which no pod can read. Copy it to the object store and"
                 f" give --set {key}=s3://BUCKET/KEY."
             )

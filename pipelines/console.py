@@ -18,7 +18,8 @@ PROGRESS = re.compile(r"^\S.*?  \d+/\d+ \S+  \d+%  .*$")
 
 # What a stage says that a person should see at once; the rest of it is in the log.
 NOTE = re.compile(
-    r"^(epoch \d|SASRec: best|resuming from the checkpoint|embed: \S+ texts were longer|expand: scale=\S+ is left out)"
+    r"^(epoch \d|SASRec: best|resuming from the checkpoint|embed: \S+ texts were longer|expand: scale=\S+ is left out"
+    r"|watch: |publish: )"
 )
 
 # The rows of the comparison after the variants' models.
@@ -36,6 +37,9 @@ FIGURES = {
     "evaluate": ("model_recall@10", *(f"{name}_recall@10" for name in BASELINES)),
     "diagnose": ("effective_rank_fine_tuning", "rsa_pearson", "purity"),
     "report": ("variants", "failed"),
+    "watch": ("decision", "new_items", "changed_items", "gone_items"),
+    "extend": ("encoded", "kept", "retired"),
+    "publish": ("published", "version", "previous"),
 }
 
 # Figures that are shown only where they are not zero.

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.build import ROOT as CHECKOUT
-from pipelines.build import for_local_run
+from pipelines.build import for_local_run, stage_of
 from pipelines.console import NOTE, PROGRESS, Console, clock, comparison, key_figures, stage_line
 from pipelines.fingerprints import image_tags
 from pipelines.settings import Settings, SettingsError, pipeline_inputs_of
+from sidgraft import storage
 from sidgraft.artifacts import MANIFEST
 from sidgraft.catalog import source_digest
 from sidgraft.tables import file_digest
@@ -47,9 +48,14 @@ COLOR = re.compile(r"\x1b\[[0-9;]*m")
 def run_locally(settings: Settings, root: Path, console: Console, runner: str = "subprocess") -> int:
     """Run a pipeline under ``root`` and return the exit status; ``runner`` is subprocess or docker.
 
-    0: the report is written. 3: it is written, but a variant failed. 1: a stage failed. 130: stopped by Ctrl-C.
+    0: the report is written, or retraining is done. 3: so it is, but a variant failed, or the gate refused the model.
+    1: a stage failed. 130: stopped by Ctrl-C.
     """
     root = root.resolve()
+    if runner == "docker" and "bundles" in settings.parameters:
+        raise SettingsError(
+            "the containers of --runner docker write under --root alone, not to bundles: leave out --runner docker."
+        )
     (root / "logs").mkdir(parents=True, exist_ok=True)
     plan = _plan(settings)
     with (root / ".lock").open("w") as lock:
@@ -81,6 +87,8 @@ def complete(settings: Settings, root: Path, tags: dict[str, str]) -> dict[str, 
     """
     places = {f"{stage}_checkpoints": str(root / "checkpoints" / tags[stage]) for stage in CHECKPOINTED}
     parameters = places | settings.parameters
+    if "bundles" in parameters and not storage.is_remote(parameters["bundles"]):
+        parameters["bundles"] = str(Path(parameters["bundles"]).resolve())
     try:
         parameters["prepare_source_digest"] = source_digest(parameters["catalog"], parameters["interactions"])
         if parameters.get("embed_embeddings"):
@@ -130,7 +138,8 @@ class Progress:
     variants_begun: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)  # (stage and variant, its own error)
     fatal: tuple[str, str] | None = None
-    report: Path | None = None
+    output: Path | None = None  # of the pipeline: the report, or what retraining decided
+    refused: str = ""  # the version that publish has refused
     last_error: str = ""
 
     def begin(self, stage: str) -> str:
@@ -193,12 +202,12 @@ def _follow(worker: subprocess.Popen, log: Any, progress: Progress, console: Con
         if text.startswith(EVENT):
             _take(json.loads(text.removeprefix(EVENT)), progress, console)
         elif hit := CACHE_HIT.search(text):
-            who = progress.begin(hit[1])
+            who = progress.begin(stage_of(hit[1]))
             progress.running = ""
             if hit[1] != "variants":
                 console.line(stage_line(who, "reused"))
         elif begun := BEGUN.search(text):
-            progress.begin(begun[1])
+            progress.begin(stage_of(begun[1]))
             latest = "…"
         elif PROGRESS.match(text):
             latest = text
@@ -219,6 +228,8 @@ def _take(event: dict[str, Any], progress: Progress, console: Console) -> None:
     who, error = progress.running, event.get("error", "")
     match event["event"]:
         case "done":
+            if event["stage"] == "publish" and not event["summary"]["published"]:
+                progress.refused = event["summary"]["version"]
             figures = key_figures(event["stage"], event["summary"])
             console.line(stage_line(who, figures, time.monotonic() - progress.since))
         case "skipped":
@@ -229,7 +240,7 @@ def _take(event: dict[str, Any], progress: Progress, console: Console) -> None:
         case "failed":
             progress.fatal = (who, error)
         case "finished":
-            progress.report = Path(event["report"])
+            progress.output = Path(event["output"])
     progress.since = time.monotonic()
     progress.running = ""
 
@@ -249,12 +260,16 @@ def _end(worker: subprocess.Popen, root: Path, runner: str) -> None:
 
 
 def _conclude(code: int, root: Path, log: Path, variants: list[str], progress: Progress, console: Console) -> int:
-    if code != 0 or progress.report is None:
+    if code != 0 or progress.output is None:
         who, error = progress.fatal or _unexplained(progress, code)
         console.line(f"The stage {who} failed: {error}" if who else f"The run failed: {error}")
         console.line(f"Log: {shown(log)}. Run the same command again to go on: finished stages are reused.")
         return FAILED
-    report = _publish(progress.report, root / "report")
+    took = f"Took {clock(time.monotonic() - console.started)}."
+    if (progress.output / "decision.md").is_file():
+        console.line(f"{took} Decision: {shown(progress.output / 'decision.md')}")
+        return PARTLY if progress.refused else DONE
+    report = _publish(progress.output, root / "report")
     console.line()
     for line in comparison(report / "metrics.parquet", variants):
         console.line(line)
@@ -266,7 +281,7 @@ def _conclude(code: int, root: Path, log: Path, variants: list[str], progress: P
         console.line(f"The stage {who} failed: {error}")
     if progress.failures:
         console.line(f"Log: {shown(log)}. Run the same command again to try what failed once more.")
-    console.line(f"Took {clock(time.monotonic() - console.started)}. Report: {shown(report / 'index.html')}")
+    console.line(f"{took} Report: {shown(report / 'index.html')}")
     return PARTLY if progress.failures else DONE
 
 

@@ -175,7 +175,7 @@ def place(task: dsl.PipelineTask, profile: Profile, resources: Resources) -> Non
         backoff_factor=2.0,
         backoff_max_duration="600s",
     )
-    task.set_caching_options(resources.cache)
+    task.set_caching_options(resources.cache and bool(task._task_spec.enable_caching))  # a graph may have said no
     kubernetes.set_timeout(task, resources.timeout)
     # The images' user is a number, so the kubelet can check it; OpenShift sets another one. The backend forbids
     # privilege escalation and drops all capabilities by itself, and takes no such field.

@@ -42,7 +42,7 @@ def main(root: Path, runner: str) -> None:
     )
     pipeline = components.load_component_from_file(str(root / "pipeline.yaml"))
     task = pipeline(**json.loads((root / "parameters.json").read_text(encoding="utf-8")))
-    announce("finished", "pipeline", report=task.output.path)
+    announce("finished", "pipeline", output=task.output.path)
 
 
 def drop_leftovers(folder: Path) -> None:

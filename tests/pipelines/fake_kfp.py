@@ -32,6 +32,7 @@ class Fake:
     def __init__(self, token=""):
         self.token = token
         self.experiments, self.pipelines, self.versions, self.runs, self.schedules = {}, {}, {}, {}, {}
+        self.states, self.multi_user, self.namespaces = [], False, []
         self.asked = []
 
     def answer(self, method, path, query, body, content_type):
@@ -39,7 +40,7 @@ class Fake:
         call = (method, path.removeprefix(API))
         match call:
             case ("GET", "/healthz"):
-                return 200, {"multi_user": False}
+                return 200, {"multi_user": self.multi_user}
             case ("GET", "/experiments"):
                 wanted = json.loads(query["filter"][0])["predicates"][0] if "filter" in query else {}
                 name = wanted.get("stringValue") or wanted.get("string_value")
@@ -47,12 +48,18 @@ class Fake:
                 return 200, {"experiments": found}
             case ("POST", "/experiments"):
                 name = checked(body, "V2beta1Experiment").display_name
+                self.namespaces.append(body.get("namespace"))
                 self.experiments[name] = f"e{len(self.experiments)}"
                 return 200, {"experiment_id": self.experiments[name], "display_name": name}
             case ("POST", "/runs"):
                 run = checked(body, "V2beta1Run")
                 self.runs[f"r{len(self.runs)}"] = run
+                self.states.append("RUNNING")
                 return 200, {"run_id": f"r{len(self.runs) - 1}"}
+            case ("GET", "/runs"):
+                assert query["sort_by"] == ["created_at desc"]
+                found = [{"run_id": f"r{n}", "state": state} for n, state in enumerate(self.states)]
+                return 200, {"runs": found[::-1][: int(query["page_size"][0])]}
             case ("GET", "/recurringruns"):
                 return 200, self.page(query)
             case ("POST", "/recurringruns"):
@@ -74,7 +81,11 @@ class Fake:
             del self.schedules[delete[1]]
             return 200, {}
         if versions := re.fullmatch(r"/pipelines/(\w+)/versions", call[1]):
-            found = [{"display_name": name} for name, _ in self.versions.get(versions[1], [])]
+            found = [
+                {"display_name": name, "pipeline_version_id": f"v-{name}"}
+                for name, _ in self.versions.get(versions[1], [])
+            ]
+            found = found[::-1] if query.get("sort_by") == ["created_at desc"] else found
             return 200, {"pipeline_versions": found}
         return 404, {"message": f"no such call: {method} {path}"}
 

@@ -71,6 +71,21 @@ def test_schedule_is_never_two_at_once_makes_nothing_up_and_replaces_its_namesak
     assert f"Schedule: {host}/#/recurringrun/details/s2" in capsys.readouterr().out
 
 
+def test_retraining_can_be_scheduled(fake, host, tmp_path):
+    preset = tmp_path / "nightly.yaml"
+    preset.write_text("pipeline: retrain\nparameters: {watch_max_changed_share: 0.1}\n")
+    where = ["--host", host, "--preset", str(preset), "--profile", "cpu", *FILES, "--set", "bundles=s3://shop/bundles"]
+    assert main(["schedule", *where, "--cron", "0 0 3 * * *", "--run-name", "nightly"]) == 0
+    (made,) = fake.schedules.values()
+    assert made.display_name == "nightly"
+    assert (made.max_concurrency, made.no_catchup) == ("1", True)
+    given = made.runtime_config.parameters
+    assert given["bundles"] == "s3://shop/bundles"
+    assert given["watch_max_changed_share"] == 0.1
+    assert made.pipeline_spec["pipeline_spec"]["pipelineInfo"]["name"] == "sidgraft-retrain"
+    assert main(["schedule", *where[:-1], f"bundles={tmp_path}", "--cron", "0 0 3 * * *"]) == 2
+
+
 def test_upload_adds_a_version_once(fake, host, capsys):
     for _ in range(2):
         assert main(["upload", "--host", host, "--profile", "cpu"]) == 0
@@ -113,7 +128,7 @@ def test_an_unknown_experiment_is_told(fake, host, capsys):
     [
         (["--set", "finetune_epoch=3"], "Did you mean finetune_epochs?"),
         (["--profile", "gk"], "Did you mean gke?"),
-        (["--set", f"catalog={__file__}"], "a file of this machine, which no pod can read"),
+        (["--set", f"catalog={__file__}"], "on this machine, which no pod can read"),
     ],
 )
 def test_what_is_wrong_is_told_before_the_server_is_asked(fake, host, capsys, arguments, message):

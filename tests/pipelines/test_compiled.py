@@ -3,10 +3,12 @@
 import pytest
 import yaml
 
-from pipelines import build
+from pipelines import build, retrain
 from pipelines.inputs import JUDGED
 from pipelines.settings import pipeline_inputs_of
 from sidgraft.signatures import TRAINING, signature
+
+VARIANTS = ("train", "study")  # the pipelines that train in a loop
 
 
 def spec(name):
@@ -33,7 +35,7 @@ def test_every_setting_of_every_stage_is_an_input_or_set_by_the_graph(name):
         if name == "study"
         else set()
     )
-    for stage in TRAINING:
+    for stage in retrain.STAGES if name == "retrain" else TRAINING:
         for parameter in signature(stage).parameters:
             key = f"{stage}_{parameter.name}"
             if parameter.required or key in by_loop or parameter.name == "previous":
@@ -47,7 +49,7 @@ def test_every_setting_of_every_stage_is_an_input_or_set_by_the_graph(name):
                 assert stage in ("expand", "ground", "finetune", "evaluate", "diagnose")
 
 
-@pytest.mark.parametrize("name", build.PIPELINES)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_baselines_judge_the_users_of_evaluate(name):
     given = spec(name)["root"]["dag"]["tasks"]["baselines"]["inputs"]["parameters"]
     found = {key: given[key]["componentInputParameter"] for key in JUDGED}
@@ -77,12 +79,46 @@ def test_train_lets_errors_end_the_run():
         assert task["inputs"]["parameters"]["keep_going"] == {"runtimeValue": {"constant": ""}}
 
 
-@pytest.mark.parametrize("name", build.PIPELINES)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_a_cluster_runs_variants_at_once_and_one_machine_one_by_one(name):
     tags = dict.fromkeys(build.COMPONENTS, "run-1")
     local = yaml.safe_load(build.for_local_run(name, tags))
     for where, limit in ((spec(name), None), (local, {"parallelismLimit": 1})):
         loops = [t for t in where["root"]["dag"]["tasks"].values() if "parameterIterator" in t]
         assert [loop.get("iteratorPolicy") for loop in loops] == [limit]
+    images = [e["container"]["image"] for e in local["deploymentSpec"]["executors"].values()]
+    assert all(image.endswith(":run-1") for image in images)
+
+
+def test_retraining_branches_on_the_decision_and_goes_on_from_the_version_that_was_looked_at():
+    components, root = spec("retrain")["components"], spec("retrain")["root"]["dag"]["tasks"]
+    assert root.keys() == {"prepare", "embed", "watch", "condition-branches-1"}
+    looked = {
+        f"pipelinechannel--watch-{name}": {"taskOutputParameter": {"outputParameterKey": name, "producerTask": "watch"}}
+        for name in ("decision", "bundle")
+    }
+    given = root["condition-branches-1"]["inputs"]["parameters"]
+    assert {key: given[key] for key in looked} == looked
+    branches = components["comp-condition-branches-1"]["dag"]["tasks"]
+    common = {"baselines", "expand", "ground", "finetune", "evaluate", "publish"}
+    for branch, first, prefix in ((2, "extend", "incremental_"), (3, "quantize", "")):
+        condition = branches[f"condition-{branch}"]
+        name = condition["taskInfo"]["name"]
+        assert condition["triggerPolicy"]["condition"].endswith(f"--watch-decision'] == '{name}'")
+        tasks = {build.stage_of(n): task for n, task in components[f"comp-condition-{branch}"]["dag"]["tasks"].items()}
+        assert tasks.keys() == common | {first}
+        bundle = {"componentInputParameter": "pipelinechannel--watch-bundle"}
+        for stage in (first, "expand"):
+            assert tasks[stage]["inputs"]["parameters"]["previous"] == bundle
+        for stage in ("ground", "finetune"):
+            epochs = {"componentInputParameter": f"pipelinechannel--{prefix}{stage}_epochs"}
+            assert tasks[stage]["inputs"]["parameters"]["epochs"] == epochs
+
+
+def test_retraining_reads_what_changes_anew_but_for_files_whose_digest_a_local_run_knows():
+    local = yaml.safe_load(build.for_local_run("retrain", dict.fromkeys(build.COMPONENTS, "run-1")))
+    for where, cached in ((spec("retrain"), {"embed"}), (local, {"embed", "prepare"})):
+        found = where["root"]["dag"]["tasks"].items()
+        assert {name for name, task in found if task.get("cachingOptions", {}).get("enableCache")} == cached
     images = [e["container"]["image"] for e in local["deploymentSpec"]["executors"].values()]
     assert all(image.endswith(":run-1") for image in images)

@@ -10,3 +10,10 @@ def test_no_engine_is_a_sentence_that_says_what_to_do(run, standin_library, tmp_
     assert "no Docker engine answers" in refused.stderr
     assert "leave out --runner docker" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_retraining_is_refused_where_containers_could_not_write_its_bundles(run, tmp_path):
+    refused = run("--preset", "smoke-retrain", "--runner", "docker", "--root", tmp_path / "run")
+    assert refused.returncode == 2
+    assert "leave out --runner docker" in refused.stderr
+    assert not (tmp_path / "run").exists()

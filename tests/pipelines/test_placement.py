@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pipelines.__main__ import main
-from pipelines.build import COMPILED, PIPELINES, ROOT, load_pipeline
+from pipelines.build import COMPILED, PIPELINES, ROOT, load_pipeline, stage_of
 from pipelines.placement import PROFILES, ProfileError, profile_names, read_profile
 from sidgraft.signatures import STAGES
 
@@ -18,6 +18,7 @@ GPU_STAGES = {
     "ground",
     "finetune",
     "evaluate",
+    "publish",
 }  # they hold a model that computes; said here once more
 
 SELECTORS = {  # label and a value of each provider's own documentation
@@ -35,7 +36,7 @@ def documents(file):
 
 
 def executors(file):
-    """Return stage -> (container, what Kubernetes gets) of a compiled pipeline."""
+    """Return executor -> (container, what Kubernetes gets) of a compiled pipeline."""
     spec, platform = documents(file)
     kubernetes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     containers = spec["deploymentSpec"]["executors"]
@@ -43,11 +44,11 @@ def executors(file):
 
 
 def tasks(file):
-    """Return stage -> task of a compiled pipeline, those inside loops included."""
+    """Return name -> task of a compiled pipeline, those inside loops and branches included."""
     spec = documents(file)[0]
     dags = [spec["root"]["dag"], *(c["dag"] for c in spec["components"].values() if "dag" in c)]
     found = {name: task for dag in dags for name, task in dag["tasks"].items()}
-    return {name: task for name, task in found.items() if not name.startswith("for-loop")}
+    return {name: task for name, task in found.items() if not name.startswith(("for-loop", "condition"))}
 
 
 def gibibytes(text):
@@ -63,8 +64,9 @@ def test_every_pipeline_is_committed_for_every_profile_and_nothing_else_is():
 def test_gpu_stages_find_their_node_and_the_others_ask_for_none(pipeline, profile):
     label, value = SELECTORS[profile]
     found = executors(ROOT / COMPILED / f"{pipeline}.{profile}.yaml")
-    assert set(found) >= GPU_STAGES
-    for stage, (container, kubernetes) in found.items():
+    assert set(map(stage_of, found)) >= GPU_STAGES - (set() if pipeline == "retrain" else {"publish"})
+    for name, (container, kubernetes) in found.items():
+        stage = stage_of(name)
         accelerator = container["resources"].get("accelerator")
         if stage not in GPU_STAGES:
             assert accelerator is None, stage
@@ -91,7 +93,8 @@ def test_the_cpu_profile_asks_for_no_gpu():
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
 def test_policy_of_every_executor(file):
     own = {load: read_profile(load) for load in profile_names()}[file.name.split(".")[1]]
-    for stage, (container, kubernetes) in executors(file).items():
+    for name, (container, kubernetes) in executors(file).items():
+        stage = stage_of(name)
         assert kubernetes["securityContext"] == {"runAsNonRoot": True}, stage
         assert not {"privileged", "hostPath", "hostNetwork", "capabilities"} & set(kubernetes), stage
         resources = container["resources"]
@@ -119,7 +122,8 @@ def test_every_task_is_tried_again_with_growing_pauses(file):
         assert policy["maxRetryCount"] >= 1, stage
         assert policy["backoffFactor"] == 2.0, stage
         assert policy["backoffDuration"] in ("30s", "60s"), stage
-        assert task["cachingOptions"] == {"enableCache": True}, stage
+        is_cached = not (file.name.startswith("retrain.") and stage_of(stage) in ("prepare", "watch", "publish"))
+        assert task["cachingOptions"] == ({"enableCache": True} if is_cached else {}), stage
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
@@ -135,10 +139,10 @@ def test_the_form_describes_every_input_and_only_files_have_no_default(file):
     spec = documents(file)[0]
     inputs = spec["root"]["inputDefinitions"]["parameters"]
     assert all(entry.get("description") for entry in inputs.values())
-    if file.name.startswith(("train.", "study.")):
-        assert {name for name, entry in inputs.items() if not entry.get("isOptional")} == {"catalog", "interactions"}
-        own = {"catalog", "interactions", "variant", "seed", "variants", "seeds"}
-        assert all(name in own or name.split("_")[0] in STAGES for name in inputs)
+    places = {"catalog", "interactions"} | ({"bundles"} if file.name.startswith("retrain.") else set())
+    assert {name for name, entry in inputs.items() if not entry.get("isOptional")} == places
+    own = {*places, "variant", "seed", "variants", "seeds"}
+    assert all(name in own or name.removeprefix("incremental_").split("_")[0] in STAGES for name in inputs)
     assert all(entry.get("defaultValue") is not True for name, entry in inputs.items() if "trust_remote" in name)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.__main__ import _parser
+from pipelines.local import complete
 from pipelines.settings import PRESETS, SettingsError, preset_names, read_settings
 from sidgraft.signatures import signature
 
@@ -157,7 +158,7 @@ def test_a_wrong_set_is_told(assignment, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pipeline: trains\n", "expected one of train, study"),
+        ("pipeline: trains\n", "expected one of train, study, retrain"),
         ("pipeline: train\nparameter: {}\n", "has the key 'parameter'"),
         ("pipeline: train\nparameters: {finetune_epoch: 3}\n", "Did you mean finetune_epochs?"),
         ("pipeline: train\nparameters: {finetune_epochs: 1.5}\n", "finetune_epochs is 1.5, expected int"),
@@ -177,3 +178,12 @@ def test_a_wrong_preset_file_is_told(tmp_path, text, message):
 def test_an_unknown_preset_is_told():
     with pytest.raises(SettingsError, match="Did you mean smoke"):
         read_settings("smok", [])
+
+
+def test_the_place_of_the_bundles_is_made_absolute_where_it_is_on_this_machine(tmp_path, monkeypatch):
+    """The stages run elsewhere than the command, and a later run, from another folder, must find the same."""
+    monkeypatch.chdir(tmp_path)
+    tags = dict.fromkeys(("ground", "finetune"), "run-1")
+    for given, expected in (("mine/bundles", str(tmp_path / "mine/bundles")), ("s3://shop/b", "s3://shop/b")):
+        found = complete(read_settings("smoke-retrain", [f"bundles={given}"]), tmp_path, tags)
+        assert found["bundles"] == expected

@@ -5,9 +5,12 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
-from sidgraft import artifacts, bundles, storage
+from sidgraft import artifacts, bundles, models, storage
 from sidgraft.stages import publish as stage
+from sidgraft.stages.expand import expand
+from sidgraft.stages.extend import extend
 from sidgraft.stages.publish import publish
 from sidgraft.stages.recommend import recommend
 from sidgraft.stages.watch import watch
@@ -42,6 +45,22 @@ def test_a_bundle_is_published_watched_and_served_from_the_store(store, shop, go
     tables = [artifact.read_table("recommendations.parquet") for artifact in read]
     assert tables[0].equals(tables[1])
     assert tables[0].num_rows == 1
+
+
+def test_a_training_goes_on_from_a_version_in_the_store(store, shop, good, tmp_path):
+    version = publish(**good, bundles=store.place, out=str(tmp_path / "one"))["version"]
+    previous = watch(shop["catalog"], shop["item_embeddings"], store.place, str(tmp_path / "seen"), force="full")[
+        "bundle"
+    ]
+    assert previous == f"{store.place}/versions/{version}"
+    where = shop["catalog"], shop["item_embeddings"]
+    extend(*where, previous, str(tmp_path / "ids"))
+    expand(str(tmp_path / "ids"), *where, str(tmp_path / "rows"), base_model="tiny", previous=previous)
+    grafted, _, _ = models.load_grafted(artifacts.load(tmp_path / "rows", "token_rows/v1"), torch.float32)
+    last, _, _ = models.load_model(artifacts.load(good["model"], "model/v1"), torch.float32)
+    found, expected = grafted.state_dict(), last.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_a_publisher_that_was_overtaken_judges_again(store, good, bad, tmp_path, monkeypatch):
