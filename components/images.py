@@ -1,15 +1,17 @@
 """The container images: which stage runs in which, and what they are called. The one place where this is set.
 
-An image's full name is REGISTRY/sidgraft/cpu:TAG. The registry is SIDGRAFT_REGISTRY, read when images are built and
-when the Docker runner looks for them; images of this machine alone have none. The committed YAML carries no registry
-and the tag of the released version; a profile names others in full (`images`), as `make images` prints them. Their tag
-changes with the code (`code_tag`), because KFP's cache knows code only by the image's name.
+An image's full name is REGISTRY/sidgraft/cpu:TAG. The registry is SIDGRAFT_REGISTRY, and nothing else: it is read when
+images are built, when the Docker runner looks for them, and when a pipeline is submitted, scheduled, uploaded, or
+compiled for a profile of one's own; images of this machine alone have none. The tag changes with the code (`code_tag`),
+because KFP's cache knows code only by the image's name. The committed YAML carries no registry and the tag of the
+released version.
 
 This module needs nothing installed: `images/build.py` uses it before there is an environment.
 """
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from sidgraft import __version__
@@ -17,6 +19,9 @@ from sidgraft import __version__
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 TAG = f"v{__version__}"
+
+REGISTRY = "SIDGRAFT_REGISTRY"
+PLACE = re.compile(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*")
 
 IMAGES = {
     "variants": "sidgraft/data",
@@ -37,19 +42,37 @@ IMAGES = {
 }
 
 
+class RegistryError(ValueError):
+    """The registry is set to something else; the message says what was found and what was expected."""
+
+
 def image(stage: str) -> str:
     """Return the image reference of ``stage`` with the released tag."""
     return f"{IMAGES[stage]}:{TAG}"
 
 
 def registry() -> str:
-    """Return where images are pushed to and pulled from, such as ``host/team``; empty for this machine alone."""
-    return os.environ.get("SIDGRAFT_REGISTRY", "").rstrip("/")
+    """Return where images are pushed to and pulled from, such as ``host/team``; empty for this machine alone.
+
+    Raises RegistryError where it is none: the name and the tag of an image are put behind it.
+    """
+    place = os.environ.get(REGISTRY, "").rstrip("/")
+    if place and not PLACE.fullmatch(place):
+        raise RegistryError(
+            f"{REGISTRY} is {place!r}, expected a registry and the path in it without a scheme, an image or a tag, such"
+            " as registry.example:5000/team."
+        )
+    return place
 
 
 def built(name: str, registry: str) -> str:
     """Return the full name under which ``make images`` builds the image ``name`` (sidgraft/cpu) from this code."""
     return "/".join(part for part in (registry, f"{name}:{code_tag(name)}") if part)
+
+
+def of_this_code() -> dict[str, str]:
+    """Return for each stage the image that ``make images`` builds from this code for the registry."""
+    return {stage: built(name, registry()) for stage, name in IMAGES.items()}
 
 
 def code_tag(name: str) -> str:

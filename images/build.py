@@ -13,7 +13,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "shared")]
 
-from components.images import IMAGES, TAG, built, code_tag, registry  # noqa: E402
+from components.images import IMAGES, TAG, RegistryError, built, code_tag, registry  # noqa: E402
 
 NAMES = sorted({name.removeprefix("sidgraft/") for name in IMAGES.values()})
 FROM_ENVIRONMENT = ("PIP_INDEX_URL", "PIP_NO_INDEX", "TORCH_INDEX")
@@ -22,7 +22,11 @@ FROM_ENVIRONMENT = ("PIP_INDEX_URL", "PIP_NO_INDEX", "TORCH_INDEX")
 def main(arguments: list[str]) -> int:
     """Build each image that is named; returns the exit status of the first Docker command that fails."""
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = _parser()
+    try:
+        parser = _parser()
+    except RegistryError as error:
+        print(f"images/build.py: {error}", file=sys.stderr)
+        return 2
     given = parser.parse_args(arguments[:cut])
     unknown = set(given.names) - set(NAMES)
     if unknown:

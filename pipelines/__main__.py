@@ -6,8 +6,9 @@ from pathlib import Path
 
 import yaml
 
+from components.images import REGISTRY, RegistryError, registry
 from pipelines.cluster import ClusterError, schedule, submit, upload
-from pipelines.placement import ProfileError, read_profile
+from pipelines.placement import Profile, ProfileError, read_profile
 from pipelines.settings import PRESETS, SettingsError, preset_names, read_settings
 from sidgraft.storage import StorageError
 
@@ -25,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     except ClusterError as error:
         print(f"python -m pipelines {arguments.command}: {error}", file=sys.stderr)
         return 1
-    except (SettingsError, ProfileError, StorageError) as error:
+    except (SettingsError, ProfileError, StorageError, RegistryError) as error:
         print(f"python -m pipelines {arguments.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -122,22 +123,33 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 def _submit(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments.preset, arguments.assignments)
-    page = submit(arguments.host, settings, read_profile(arguments.profile), **_where(arguments))
+    page = submit(arguments.host, settings, _profile(arguments), **_where(arguments))
     print(f"Run: {page}")
     return 0
 
 
 def _schedule(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments.preset, arguments.assignments)
-    profile = read_profile(arguments.profile)
+    profile = _profile(arguments)
     print(f"Schedule: {schedule(arguments.host, settings, profile, cron=arguments.cron, **_where(arguments))}")
     return 0
 
 
 def _upload(arguments: argparse.Namespace) -> int:
-    for page in upload(arguments.host, read_profile(arguments.profile), namespace=arguments.namespace):
+    for page in upload(arguments.host, _profile(arguments), namespace=arguments.namespace):
         print(f"Pipeline: {page}")
     return 0
+
+
+def _profile(arguments: argparse.Namespace) -> Profile:
+    """Read the profile; say so where the cluster will look for images that only this machine has."""
+    profile = read_profile(arguments.profile)
+    if not registry() and not profile.images:
+        print(
+            f"{REGISTRY} is not set: images have no registry, so the nodes must hold them already (images/README.md).",
+            file=sys.stderr,
+        )
+    return profile
 
 
 def _where(arguments: argparse.Namespace) -> dict[str, str]:

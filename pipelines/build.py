@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 from kfp import compiler
 
+from components.images import of_this_code
 from pipelines.placement import placed, profile_names, read_profile
+from pipelines.readmes import readme
 from sidgraft.signatures import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,9 +34,13 @@ def targets() -> dict[Path, Any]:
 
 
 def placed_targets(profile: str) -> dict[Path, Any]:
-    """Return the YAML files of a profile, by name or file: every pipeline, placed as it says."""
+    """Return the YAML files of a profile, by name or file: every pipeline, placed as it says.
+
+    A profile of one's own takes the images of this code, those that are committed the released ones.
+    """
     place = read_profile(profile)
-    return {COMPILED / f"{name}.{place.name}.yaml": placed(load_pipeline(name), place) for name in PIPELINES}
+    images = None if profile in profile_names() else of_this_code()
+    return {COMPILED / f"{name}.{place.name}.yaml": placed(load_pipeline(name), place, images) for name in PIPELINES}
 
 
 def load_pipeline(name: str) -> Any:
@@ -51,12 +57,27 @@ def compiled(target: Any) -> str:
 
 
 def compile_all() -> list[Path]:
-    """Write every committed YAML file and remove compiled pipelines that no profile makes; return what changed."""
+    """Write every committed YAML file and what READMEs say of them; remove compiled pipelines that no profile makes.
+
+    Returns what changed.
+    """
     files = targets()
     stale = [file for file in (ROOT / COMPILED).glob("*.yaml") if file.relative_to(ROOT) not in files]
     for file in stale:
         file.unlink()
-    return [file.relative_to(ROOT) for file in stale] + write(files)
+    return [file.relative_to(ROOT) for file in stale] + write(files) + write_readmes()
+
+
+def write_readmes() -> list[Path]:
+    """Write what the components' READMEs say of the code; return those that changed."""
+    changed = []
+    for component in COMPONENTS:
+        file = ROOT / "components" / component / "README.md"
+        old = file.read_text(encoding="utf-8")
+        if readme(component, old) != old:
+            file.write_text(readme(component, old), encoding="utf-8")
+            changed.append(file.relative_to(ROOT))
+    return changed
 
 
 def write(files: dict[Path, Any]) -> list[Path]:

@@ -1,5 +1,7 @@
 """Hand a pipeline to Kubeflow Pipelines on a cluster: python -m pipelines submit|upload|schedule --host URL.
 
+Its images are those that `make images` builds from this code (components/images.py).
+
 The token is read from KFP_TOKEN, never from the command line, where other users of the machine would see it.
 """
 
@@ -11,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,12 +23,14 @@ import kfp_server_api
 import urllib3
 from kfp import Client
 
-from components.images import TAG
+from components.images import TAG, of_this_code
 from pipelines.build import PIPELINES, compiled, load_pipeline
 from pipelines.inputs import USER_FILES
-from pipelines.placement import Profile, for_parameters, placed
+from pipelines.placement import STRATEGY, Profile, for_parameters, placed
 from pipelines.settings import Settings, SettingsError
-from sidgraft.storage import is_remote
+from sidgraft import samples, storage
+from sidgraft.catalog import source_digest
+from sidgraft.tables import file_digest
 
 TOKEN = "KFP_TOKEN"
 EXPERIMENT = "sidgraft"  # where no other is named; made when it is missing
@@ -41,7 +46,8 @@ def submit(
 ) -> str:
     """Start a run and return the address of its page."""
     _reachable_by_pods(settings)
-    profile = for_parameters(profile, settings.parameters)
+    settings = _with_digests(settings)
+    settings, profile = _fitted(settings, profile)
     with _client(host, namespace) as client, _package(settings.pipeline, profile) as package:
         run = client.run_pipeline(
             experiment_id=_experiment(client, experiment, namespace),
@@ -64,7 +70,8 @@ def schedule(
 ) -> str:
     """Run the pipeline by the clock of the server, one at a time, with no run for a time that was missed.
 
-    ``cron`` has six fields, seconds first. A schedule of the same name is replaced. Returns the address of its page.
+    Every run reads the data anew, as what an address holds then is not known now. ``cron`` has six fields, seconds
+    first. A schedule of the same name is replaced. Returns the address of its page.
     """
     if len(cron.split()) != 6:
         raise SettingsError(
@@ -72,7 +79,9 @@ def schedule(
             " server's clock."
         )
     _reachable_by_pods(settings)
-    profile = for_parameters(profile, settings.parameters)
+    settings, profile = _fitted(settings, profile)
+    anew = {"prepare": replace(profile.stages["prepare"], cache=False)}
+    profile = replace(profile, stages={**profile.stages, **anew})
     name = run_name or settings.preset
     with _client(host, namespace) as client, _package(settings.pipeline, profile) as package:
         place = _experiment(client, experiment, namespace)
@@ -117,7 +126,7 @@ def _package(pipeline: str, profile: Profile) -> Iterator[str]:
     """The compiled pipeline as a file, which is how the client takes it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{pipeline}.yaml"
-        file.write_text(compiled(placed(load_pipeline(pipeline), profile)), encoding="utf-8")
+        file.write_text(compiled(placed(load_pipeline(pipeline), profile, of_this_code())), encoding="utf-8")
         yield str(file)
 
 
@@ -218,8 +227,39 @@ def _reachable_by_pods(settings: Settings) -> None:
     """Refuse files and bundles of this machine: a pod would look for them in its own container."""
     for key in (*USER_FILES, "bundles"):
         value = settings.parameters.get(key, "")
-        if value and (Path(value).exists() or (key == "bundles" and not is_remote(value))):
+        if value and (Path(value).exists() or (key == "bundles" and not storage.is_remote(value))):
             raise SettingsError(
                 f"{key} is {value!r}, on this machine, which no pod can read. Copy it to the object store and"
                 f" give --set {key}=s3://BUCKET/KEY."
             )
+
+
+def _fitted(settings: Settings, profile: Profile) -> tuple[Settings, Profile]:
+    """Fit the two to each other: several nodes share the work, and the task that starts them needs no GPU."""
+    parameters = dict(settings.parameters)
+    if parameters.get("finetune_nodes", 1) > 1:
+        parameters.setdefault("finetune_strategy", STRATEGY)
+    return replace(settings, parameters=parameters), for_parameters(profile, parameters)
+
+
+def _with_digests(settings: Settings) -> Settings:
+    """Add digests of the user's files, by which KFP's cache tells new data at an old address; those given stay.
+
+    A file that carries its digest is not read for it (docs/storage.md).
+    """
+    given = settings.parameters
+    found = {}
+    files = [given["catalog"], given["interactions"]]
+    try:
+        if all(storage.is_remote(file) or samples.is_sample(file) for file in files):
+            found["prepare_source_digest"] = given.get("prepare_source_digest") or source_digest(*files)
+        vectors = given.get("embed_embeddings", "")
+        if storage.is_remote(vectors):
+            found["embed_embeddings_digest"] = given.get("embed_embeddings_digest") or file_digest(vectors)
+    except ValueError as error:
+        raise SettingsError(
+            f"{error} This machine reads the store to tell new data from old; where it cannot, give --set"
+            " prepare_source_digest=VERSION, any text that changes with the data (embed_embeddings_digest for"
+            " embeddings of your own)."
+        ) from error
+    return replace(settings, parameters=given | found)

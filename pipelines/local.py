@@ -26,6 +26,7 @@ from pipelines.build import ROOT as CHECKOUT
 from pipelines.build import for_local_run, stage_of
 from pipelines.console import NOTE, PROGRESS, Console, clock, comparison, key_figures, stage_line
 from pipelines.fingerprints import image_tags
+from pipelines.placement import CHECKPOINTED
 from pipelines.settings import Settings, SettingsError, pipeline_inputs_of
 from sidgraft import storage
 from sidgraft.artifacts import MANIFEST
@@ -33,8 +34,6 @@ from sidgraft.catalog import source_digest
 from sidgraft.tables import file_digest
 from sidgraft.tasks import EVENT
 from sidgraft.variants import plan_variants
-
-CHECKPOINTED = ("ground", "finetune")
 
 DONE, FAILED, PARTLY, STOPPED = 0, 1, 3, 130
 

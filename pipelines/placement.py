@@ -2,14 +2,16 @@
 
     python -m pipelines compile --profile NAME
 
-A profile is a mapping of: `description`; `images` (full references in place of those of the release, by `data`, `cpu`,
-`gpu`); `secret` (the Kubernetes secret with the object store's credentials, empty for none); `queue` and `priority`
-(Kueue's queue and priority class, empty for none); `gpu` (what a stage with GPUs gets:
-`resource`, `node_selector`, `node_affinity`, `tolerations`); `defaults` (resources of every stage) and `stages`
-(what a stage has otherwise). It is applied when a pipeline is compiled; the local runner knows none of it.
+A profile is a mapping of: `description`; `images` (full references of images of one's own in place of those of this
+code, by `data`, `cpu`, `gpu`); `checkpoints` (a folder on s3:// for those of ground and finetune, empty for none);
+`secret` (the Kubernetes secret with the object store's credentials, empty for none); `queue` and `priority` (Kueue's
+queue and priority class, empty for none); `gpu` (what a stage with GPUs gets: `resource`, `node_selector`,
+`node_affinity`, `tolerations`); `defaults` (resources of every stage) and `stages` (what a stage has otherwise). It
+is applied when a pipeline is compiled; the local runner knows none of it.
 """
 
 import difflib
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,11 +22,11 @@ import yaml
 from kfp import dsl, kubernetes
 from kfp.dsl import pipeline_context
 
-from components.images import IMAGES
+from components.images import IMAGES, image
 
 PROFILES = Path(__file__).parent / "profiles"
 
-KEYS = ("description", "images", "secret", "queue", "priority", "gpu", "defaults", "stages")
+KEYS = ("description", "images", "checkpoints", "secret", "queue", "priority", "gpu", "defaults", "stages")
 GPU_KEYS = ("resource", "node_selector", "node_affinity", "tolerations")
 TOLERATION_KEYS = ("key", "operator", "value", "effect")
 AFFINITY_KEYS = ("key", "operator", "values")
@@ -33,6 +35,10 @@ RESOURCE_KEYS = ("cpu", "memory", "gpus", "shm", "timeout", "retries", "backoff"
 QUANTITY = re.compile(r"^[1-9][0-9]*Gi$")
 DURATION = re.compile(r"^[1-9][0-9]*[smh]$")
 SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+# How fine-tuning uses the GPUs of one pod where it has several and nothing else is said.
+STRATEGY = "zero2"
+CHECKPOINTED = ("ground", "finetune")
 
 # On every pod of a stage: the network policy in manifests/ goes by it.
 LABEL = ("app.kubernetes.io/part-of", "sidgraft")
@@ -72,6 +78,7 @@ class Profile:
     name: str
     stages: Mapping[str, Resources]
     images: Mapping[str, str] = field(default_factory=dict)
+    checkpoints: str = ""
     secret: str = ""
     queue: str = ""
     priority: str = ""
@@ -81,7 +88,7 @@ class Profile:
     tolerations: tuple[Mapping[str, str], ...] = ()
 
     def image(self, stage: str) -> str | None:
-        """Return the image that the profile sets for a stage; None where it keeps the release's."""
+        """Return the image that the profile sets for a stage; None where it keeps ours."""
         return self.images.get(IMAGES[stage].rpartition("/")[2])
 
 
@@ -116,8 +123,15 @@ def read_profile(name: str) -> Profile:
         raise ProfileError(
             f"{where}: priority is Kueue's and needs a queue; Kubeflow Pipelines sets no priority of a pod itself."
         )
+    checkpoints = content.get("checkpoints") or ""
+    if checkpoints and not str(checkpoints).startswith("s3://"):
+        raise ProfileError(
+            f"{where}: checkpoints is {checkpoints!r}, expected a folder that outlives a pod, s3://BUCKET/FOLDER; empty"
+            " for none."
+        )
     return Profile(
         name=file.stem,
+        checkpoints=checkpoints.rstrip("/"),
         stages=stages,
         images=_images(content, where),
         secret=content.get("secret") or "",
@@ -133,8 +147,15 @@ def read_profile(name: str) -> Profile:
 def for_parameters(profile: Profile, parameters: Mapping[str, Any]) -> Profile:
     """Return the profile as a run with these parameters needs it.
 
-    Fine-tuning on several nodes is a job beside the task that starts it, which then needs no GPU itself.
+    Fine-tuning on several nodes is a job beside the task that starts it, which then needs no GPU itself. Raises
+    ProfileError where a setting leaves GPUs idle.
     """
+    gpus = profile.stages["finetune"].gpus
+    if gpus > 1 and parameters.get("finetune_strategy") == "none":
+        raise ProfileError(
+            f"finetune_strategy is none, which trains on one GPU, and the profile {profile.name} gives {gpus} to"
+            " finetune: leave the setting out, or take a profile of your own with finetune: {gpus: 1, ...}."
+        )
     if parameters.get("finetune_nodes", 1) <= 1:
         return profile
     own = profile.stages["finetune"]
@@ -142,9 +163,13 @@ def for_parameters(profile: Profile, parameters: Mapping[str, Any]) -> Profile:
     return replace(profile, stages={**profile.stages, "finetune": light})
 
 
-def placed(pipeline: Any, profile: Profile) -> Any:
-    """Return the pipeline made anew, with every task placed as the profile says."""
+def placed(pipeline: Any, profile: Profile, images: Mapping[str, str] | None = None) -> Any:
+    """Return the pipeline made anew, with every task placed as the profile says.
+
+    ``images`` are those of the stages where it is not the released ones.
+    """
     graph = pipeline.pipeline_func
+    chosen = {stage: profile.image(stage) or (images or {}).get(stage) or image(stage) for stage in IMAGES}
 
     def function(*channels: Any) -> Any:
         output = graph(*channels)
@@ -152,16 +177,32 @@ def placed(pipeline: Any, profile: Profile) -> Any:
         assert made is not None  # the decorator below makes one around this function
         for task in made.tasks.values():
             stage = task.component_spec.name
-            image = profile.image(stage)
-            if image:
-                task.set_container_image(image)
+            task.set_container_image(chosen[stage])
             place(task, profile, profile.stages[stage])
         return output
 
+    own = _defaults(profile, chosen)
+    signature = inspect.signature(graph)
+    inputs = [p.replace(default=own.get(name, p.default)) for name, p in signature.parameters.items()]
     function.__name__ = graph.__name__
     function.__doc__ = graph.__doc__
-    function.__signature__ = graph.__signature__  # type: ignore[attr-defined]
+    function.__signature__ = signature.replace(parameters=inputs)  # type: ignore[attr-defined]
     return dsl.pipeline(name=pipeline.name)(function)
+
+
+def _defaults(profile: Profile, images: Mapping[str, str]) -> dict[str, str]:
+    """Return the inputs of a pipeline whose default is another on this profile.
+
+    Several GPUs are trained on by several processes. Checkpoints lie in a folder named by the code: no other code goes
+    on from them.
+    """
+    own = {}
+    if profile.stages["finetune"].gpus > 1:
+        own["finetune_strategy"] = STRATEGY
+    if profile.checkpoints:
+        for stage in CHECKPOINTED:
+            own[f"{stage}_checkpoints"] = f"{profile.checkpoints}/{images[stage].rpartition(':')[2]}"
+    return own
 
 
 def place(task: dsl.PipelineTask, profile: Profile, resources: Resources) -> None:

@@ -128,7 +128,7 @@ def _flag(name: str) -> str:
 
 
 def _place(stage: Signature, parameter: Parameter) -> str:
-    return "DIR" if parameter.name in stage.artifacts else "FILE"
+    return "DIR" if parameter.name in (*stage.artifacts, "bundles") else "FILE"
 
 
 def _shown(default: Any) -> str:

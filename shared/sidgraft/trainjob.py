@@ -85,7 +85,7 @@ def launch(
     result = out if storage.is_remote(out) else f"{place}/{PurePosixPath(out).name}"
     if not storage.exists(result):
         handed = {parameter: _handed_over(path, f"{place}/{parameter}") for parameter, path in inputs.items()}
-        arguments = handed | dict(settings) | {"out": result, "checkpoints": checkpoints}
+        arguments = handed | dict(settings) | {"out": result}
         command = ["torchrun", "-m", "sidgraft.cli", stage, *(flag(key, value) for key, value in arguments.items())]
         run_job(task, name, stage, command, nodes=nodes, processes=processes)
     if result != out:

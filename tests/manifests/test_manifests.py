@@ -22,6 +22,9 @@ KUBECTL = Path(sysconfig.get_path("scripts")) / "kubectl"
 OURS = "trainer.kubeflow.org/v1alpha1"  # the only kinds here that are not Kubernetes' own
 
 
+BUILT = [*OVERLAYS, "../import-model"]  # everything that is applied
+
+
 @cache
 def built(overlay):
     command = [str(KUBECTL), "kustomize", str(MANIFESTS / "overlays" / overlay)]
@@ -38,7 +41,7 @@ def test_the_overlays_are_there():
     assert OVERLAYS == ["h100", "kind", "openshift"]
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", BUILT)
 def test_valid_by_the_schemas_of_kubernetes(overlay):
     for resource in built(overlay):
         if resource["apiVersion"] != OURS:
@@ -82,32 +85,56 @@ def test_the_validation_can_fail(old, new):
         valid_runtime(yaml.safe_load(text))
 
 
+def pods(value):
+    """Every specification of a pod in a manifest, however deep."""
+    if isinstance(value, dict):
+        if "containers" in value:
+            yield value
+        value = value.values()
+    if isinstance(value, list) or not isinstance(value, str | int | float | None):
+        for inner in value:
+            yield from pods(inner)
+
+
+@pytest.mark.parametrize("overlay", BUILT)
+def test_every_pod_is_restricted_has_limits_a_lasting_image_and_no_secret_in_it(overlay):
+    found = [pod for resource in built(overlay) for pod in pods(resource)]
+    assert found
+    for pod in found:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        assert pod.get("automountServiceAccountToken") is False or pod.get("serviceAccountName")
+        assert all({"emptyDir", "configMap", "secret", "projected"} & set(volume) for volume in pod.get("volumes", []))
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert set(container["resources"]["limits"]) >= {"cpu", "memory"}
+            assert container["resources"]["requests"] == container["resources"]["limits"]
+            assert re.search(r":v\d+\.\d+\.\d+$", container["image"])  # a tag that stays, never latest
+            assert not [e for e in container.get("env", []) if "KEY" in e["name"] and "value" in e]
+            home = {e.get("value") for e in container.get("env", []) if e["name"] == "HOME"} or {"/cache"}
+            assert {m["mountPath"] for m in container["volumeMounts"]} >= {"/tmp", *home}  # the root is read-only
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_training_pod_is_restricted_and_has_memory_secret_and_places_to_write(overlay):
+def test_a_training_pod_has_shared_memory_the_stores_credentials_and_the_labels_of_its_policies(overlay):
     (runtime,) = of_kind(overlay, "TrainingRuntime")
     pod = pods_of_runtime(runtime)
     spec, (container,) = pod["spec"], pod["spec"]["containers"]
     assert pod["metadata"]["labels"][LABEL[0]] == LABEL[1]  # the network policies go by it
-    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(spec)
-    assert spec["automountServiceAccountToken"] is False
-    assert re.search(r":v\d+\.\d+\.\d+$", container["image"])  # a tag that stays, never latest
+    assert "serviceAccountName" not in spec  # a node asks the cluster for nothing
     refs = [entry["valueFrom"]["secretKeyRef"] for entry in container["env"]]
     assert {(r["name"], r["key"], r["optional"]) for r in refs} == {
         ("sidgraft-object-store", key, True) for key in SECRET_KEYS
     }
-    assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
     mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
-    assert set(mounts) == {"/dev/shm", "/cache", "/tmp"}
     (shm,) = (v["emptyDir"] for v in spec["volumes"] if v["name"] == mounts["/dev/shm"])
     assert shm["medium"] == "Memory"
     resources = container["resources"]
-    assert resources["requests"] == resources["limits"]
     assert int(resources["limits"]["memory"].removesuffix("Gi")) > int(shm["sizeLimit"].removesuffix("Gi"))
     if overlay == "kind":
         assert set(resources["limits"]) == {"cpu", "memory"}
@@ -184,6 +211,15 @@ def test_no_secret_is_written_down(overlay):
     assert not of_kind(overlay, "Secret")
     text = "".join(file.read_text(encoding="utf-8") for file in MANIFESTS.rglob("*.yaml"))
     assert not re.search(r"stringData|AKIA[0-9A-Z]{16}|-----BEGIN|secretGenerator", text)
+
+
+def test_the_import_of_a_model_has_an_end_and_the_labels_of_its_policies():
+    (job,) = of_kind("../import-model", "Job")
+    assert job["spec"]["activeDeadlineSeconds"] > 0
+    assert job["spec"]["backoffLimit"] > 0
+    assert job["spec"]["template"]["metadata"]["labels"] == {LABEL[0]: LABEL[1]}
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[:3] == ["python", "-m", "sidgraft.fetch"]
 
 
 def test_the_quota_counts_the_gpus_that_profiles_ask_for():

@@ -5,10 +5,17 @@ import socket
 import fake_kfp
 import pytest
 
+from components import images
 from pipelines.__main__ import main
 from pipelines.build import PIPELINES
 
 FILES = ["--set", "catalog=s3://shop/items.jsonl", "--set", "interactions=s3://shop/users.jsonl"]
+VERSION = ["--set", "prepare_source_digest=v1"]  # so that the store is not asked
+
+
+@pytest.fixture(autouse=True)
+def _registry(monkeypatch):
+    monkeypatch.setenv("SIDGRAFT_REGISTRY", "host.example/team")
 
 
 @pytest.fixture
@@ -25,7 +32,7 @@ def host(fake, monkeypatch, tmp_path):
 
 
 def submit(host, *more, command="submit"):
-    return main([command, "--host", host, "--preset", "own", "--profile", "cpu", *FILES, *more])
+    return main([command, "--host", host, "--preset", "own", "--profile", "cpu", *FILES, *VERSION, *more])
 
 
 def test_submit_starts_a_run_and_prints_its_page(fake, host, capsys):
@@ -41,8 +48,55 @@ def test_submit_starts_a_run_and_prints_its_page(fake, host, capsys):
     assert capsys.readouterr().out == f"Run: {host}/#/runs/details/r0\n"
 
 
+def test_the_images_of_a_run_are_those_of_this_code_from_the_one_registry(fake, host):
+    assert submit(host) == 0
+    assert submit(host, "--cron", "0 0 3 * * *", command="schedule") == 0
+    for sent in (fake.runs["r0"], fake.schedules["s0"]):
+        executors = sent.pipeline_spec["pipeline_spec"]["deploymentSpec"]["executors"]
+        for stage, name in images.IMAGES.items():
+            if f"exec-{stage}" in executors:
+                image = executors[f"exec-{stage}"]["container"]["image"]
+                assert image == f"host.example/team/{name}:{images.code_tag(name)}"
+
+
+def test_a_run_is_given_the_digest_of_its_data_and_a_schedule_reads_them_anew(fake, host, monkeypatch):
+    monkeypatch.setattr("pipelines.cluster.source_digest", lambda *files: f"digest of {files}")
+    again = ["--set", "prepare_source_digest="]
+    assert submit(host, *again) == 0
+    given = fake.runs["r0"].runtime_config.parameters
+    assert given["prepare_source_digest"] == "digest of ('s3://shop/items.jsonl', 's3://shop/users.jsonl')"
+    assert submit(host, *again, "--cron", "0 0 3 * * *", command="schedule") == 0
+    for sent, cached in ((fake.runs["r0"], True), (fake.schedules["s0"], False)):
+        tasks = sent.pipeline_spec["pipeline_spec"]["root"]["dag"]["tasks"]
+        assert tasks["prepare"]["cachingOptions"].get("enableCache", False) is cached
+        assert tasks["quantize"]["cachingOptions"]["enableCache"]
+    assert not fake.schedules["s0"].runtime_config.parameters.get("prepare_source_digest")
+
+
+def test_a_store_that_this_machine_cannot_read_is_told(fake, host, monkeypatch, capsys):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SHARED_CREDENTIALS_FILE", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert submit(host, "--set", "prepare_source_digest=") == 2
+    text = told(capsys)
+    assert "there are no credentials" in text
+    assert "--set prepare_source_digest=VERSION" in text
+    assert not fake.asked
+
+
+def test_a_missing_registry_is_said(fake, host, monkeypatch, capsys):
+    monkeypatch.delenv("SIDGRAFT_REGISTRY")
+    assert submit(host) == 0
+    assert "SIDGRAFT_REGISTRY is not set: images have no registry" in told(capsys)
+
+
+def test_one_process_on_several_gpus_is_told(fake, host, capsys):
+    assert submit(host, "--profile", "h100", "--set", "finetune_strategy=none") == 2
+    assert "the profile h100 gives 8 to finetune" in told(capsys)
+    assert not fake.asked
+
+
 def test_the_task_that_starts_several_nodes_asks_for_no_gpu(fake, host):
-    nodes = ["--set", "finetune_nodes=2", "--set", "finetune_strategy=zero2"]
+    nodes = ["--set", "finetune_nodes=2"]
     for more in ([], nodes):
         assert submit(host, *more, "--profile", "h100") == 0
     for run, gpus in ((fake.runs["r0"], True), (fake.runs["r1"], False)):
@@ -50,7 +104,8 @@ def test_the_task_that_starts_several_nodes_asks_for_no_gpu(fake, host):
         asked = {name: "accelerator" in e["container"]["resources"] for name, e in executors.items()}
         assert asked["exec-finetune"] is gpus
         assert asked["exec-ground"]
-    assert fake.runs["r1"].runtime_config.parameters["finetune_nodes"] == 2
+    parameters = fake.runs["r1"].runtime_config.parameters
+    assert (parameters["finetune_nodes"], parameters["finetune_strategy"]) == (2, "zero2")
 
 
 def test_submit_into_an_experiment_that_exists(fake, host):

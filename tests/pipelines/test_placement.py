@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import yaml
 
+from components import images
 from pipelines.__main__ import main
 from pipelines.build import COMPILED, PIPELINES, ROOT, load_pipeline, stage_of
 from pipelines.placement import PROFILES, ProfileError, profile_names, read_profile
@@ -73,7 +74,7 @@ def test_gpu_stages_find_their_node_and_the_others_ask_for_none(pipeline, profil
             assert not {"nodeSelector", "nodeAffinity", "tolerations", "emptyDirMounts"} & set(kubernetes), stage
             continue
         assert accelerator["resourceType"] == "nvidia.com/gpu"
-        assert int(accelerator["resourceCount"]) == 1
+        assert int(accelerator["resourceCount"]) == read_profile(profile).stages[stage].gpus > 0
         labels = {k: [v] for k, v in kubernetes.get("nodeSelector", {}).get("labels", {}).items()}
         for term in kubernetes.get("nodeAffinity", []):
             assert "weight" not in term  # required, not preferred
@@ -82,6 +83,16 @@ def test_gpu_stages_find_their_node_and_the_others_ask_for_none(pipeline, profil
         assert any(
             t["key"] in ("nvidia.com/gpu", "sku") and t["effect"] == "NoSchedule" for t in kubernetes["tolerations"]
         )
+
+
+@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_fine_tuning_uses_every_gpu_that_its_pod_has(pipeline, profile):
+    gpus = read_profile(profile).stages["finetune"].gpus
+    assert gpus == (0 if profile == "cpu" else 8)  # nodes with H100s have eight; said here once more
+    inputs = documents(ROOT / COMPILED / f"{pipeline}.{profile}.yaml")[0]["root"]["inputDefinitions"]["parameters"]
+    assert inputs["finetune_strategy"]["defaultValue"] == ("zero2" if gpus > 1 else "none")
+    assert inputs["finetune_processes"]["defaultValue"] == 0  # one for every visible GPU
 
 
 def test_the_cpu_profile_asks_for_no_gpu():
@@ -156,6 +167,7 @@ def profile(tmp_path, old="", new="", base="h100"):
 
 def test_a_profile_of_ones_own_sets_queue_priority_images_and_caching(tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.build.ROOT", tmp_path)
+    monkeypatch.setenv("SIDGRAFT_REGISTRY", "host/team")
     file = profile(tmp_path, 'queue: ""\npriority: ""', "queue: gpus\npriority: low\nimages: {cpu: reg:5000/a/cpu:v3}")
     text = (tmp_path / "mine.yaml").read_text().replace("report: {memory: 16Gi}", "report: {cache: false, retries: 5}")
     (tmp_path / "mine.yaml").write_text(text)
@@ -163,7 +175,7 @@ def test_a_profile_of_ones_own_sets_queue_priority_images_and_caching(tmp_path, 
     compiled = tmp_path / COMPILED / "train.mine.yaml"
     found = executors(compiled)
     assert found["quantize"][0]["image"] == "reg:5000/a/cpu:v3"
-    assert found["finetune"][0]["image"] == "sidgraft/gpu:v0.1.0"
+    assert found["finetune"][0]["image"] == f"host/team/{images.IMAGES['finetune']}:{images.code_tag('sidgraft/gpu')}"
     labels = {
         "app.kubernetes.io/part-of": "sidgraft",
         "kueue.x-k8s.io/queue-name": "gpus",
@@ -193,6 +205,7 @@ def test_a_profile_of_ones_own_sets_queue_priority_images_and_caching(tmp_path, 
         ('queue: ""', "images: {gpu: registry/team/gpu}", "expected a reference with a tag"),
         ('queue: ""', "images: {gpu: 'registry:5000/team/gpu'}", "expected a reference with a tag"),
         ('queue: ""', "images: {gpu: 'registry/team/gpu:latest'}", "not latest"),
+        ('queue: ""', "checkpoints: /checkpoints", "expected a folder that outlives a pod, s3://BUCKET/FOLDER"),
         ("tolerations: [", "tolerations: {a: [", "."),
     ],
 )
@@ -203,6 +216,22 @@ def test_a_wrong_profile_is_told(tmp_path, old, new, message):
         message = "expected a mapping"
     with pytest.raises(ProfileError, match=message):
         read_profile(file)
+
+
+def test_checkpoints_of_a_profile_are_the_forms_default_in_a_folder_of_this_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.build.ROOT", tmp_path)
+    file = profile(tmp_path, 'queue: ""', "checkpoints: s3://shop/checkpoints/")
+    assert main(["compile", "--profile", file]) == 0
+    inputs = documents(tmp_path / COMPILED / "study.mine.yaml")[0]["root"]["inputDefinitions"]["parameters"]
+    place = f"s3://shop/checkpoints/{images.code_tag('sidgraft/gpu')}"
+    assert {inputs[f"{stage}_checkpoints"]["defaultValue"] for stage in ("ground", "finetune")} == {place}
+
+
+@pytest.mark.parametrize("wrong", ["https://host/team", "host/team/gpu:v1", "host:5000/team:v1", "Host Team"])
+def test_a_registry_with_a_scheme_or_a_tag_is_told(tmp_path, monkeypatch, capsys, wrong):
+    monkeypatch.setenv("SIDGRAFT_REGISTRY", wrong)
+    assert main(["compile", "--profile", profile(tmp_path)]) == 2
+    assert f"SIDGRAFT_REGISTRY is {wrong!r}, expected a registry and the path in it" in capsys.readouterr().err
 
 
 def test_an_unknown_profile_is_told(capsys):
