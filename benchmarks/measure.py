@@ -73,7 +73,7 @@ def report(
     """
     wrong = [what for what, value in equal.items() if value is False]
     if wrong:
-        raise SystemExit(f"{name}: not the same as the peer: {', '.join(wrong)}.")
+        raise SystemExit(f"{name}: not the same as the peer: {', '.join(wrong)}. All that was compared: {dict(equal)}")
     print(f"\n{name}: {about}")
     width = max(map(len, seconds))
     for who, value in seconds.items():

@@ -29,10 +29,9 @@ def encode(vectors_Nd: np.ndarray, codebooks: list[np.ndarray]) -> np.ndarray:
 
 def encode_level_(units_Nd: torch.Tensor, centroids_Kd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One level: codes [N] and residual lengths [N] (float64); the units become the next level's, in place."""
-    codes_N = torch.empty(len(units_Nd), dtype=torch.int64)
+    codes_N = kmeans.nearest(units_Nd, centroids_Kd)
     lengths_N = torch.empty(len(units_Nd), dtype=torch.float64)
-    for chunk in kmeans.chunks(len(units_Nd), len(centroids_Kd)):
-        codes_N[chunk] = kmeans.nearest(units_Nd[chunk], centroids_Kd)
+    for chunk in kmeans.chunks(len(units_Nd), units_Nd.shape[1]):
         units_Nd[chunk] -= centroids_Kd[codes_N[chunk]]
         lengths_N[chunk] = normalise_(units_Nd[chunk], zero=ZERO)
     return codes_N, lengths_N
@@ -73,14 +72,13 @@ def fit_residual(
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Fit one codebook a level by k-means on the unit residuals of the level before.
 
-    ``sizes`` are the semantic levels' codes. ``fit`` is lloyd (full batch, at most ``max_iterations``), minibatch
-    (``steps`` of ``batch_size``) or balanced (the same, but each batch is assigned in equal shares, see
-    `sinkhorn`; the codes are those of the nearest centroids for all three); all start from k-means++. Where a
-    mini-batch would hold all vectors it is full-batch k-means, which stops when nothing changes, after at most
-    ``steps``. Returns the codebooks,
-    the codes [N, L], and the residual lengths ||u_l - c|| [N, L]: the mean of their squares is a level's error,
-    their product over the levels the relative reconstruction error ||z - ẑ|| / ||z||. Raises ValueError when a
-    level has fewer distinct vectors than codes.
+    ``sizes`` are the semantic levels' codes. ``fit`` is lloyd (full batch, at most ``max_iterations``), sampled (full
+    rounds over growing samples, see `kmeans.sampled`), minibatch (``steps`` of ``batch_size``) or balanced (the same,
+    but each batch is assigned in equal shares, see `sinkhorn`; the codes are those of the nearest centroids for all
+    four); all start from k-means++. Where a mini-batch would hold all vectors it is full-batch k-means, which stops
+    when nothing changes, after at most ``steps``. Returns the codebooks, the codes [N, L], and the residual lengths
+    ||u_l - c|| [N, L]: the mean of their squares is a level's error, their product over the levels the relative
+    reconstruction error ||z - ẑ|| / ||z||. Raises ValueError when a level has fewer distinct vectors than codes.
     """
     units_Nd = torch.from_numpy(units(vectors_Nd))
     if fit == "minibatch" and len(units_Nd) <= batch_size:
@@ -88,20 +86,23 @@ def fit_residual(
     codebooks, codes, lengths = [], [], []
     for level, size in enumerate(sizes):
         generator = torch.Generator().manual_seed(seed * len(sizes) + level)
-        sample_Sd = kmeans.start_sample(units_Nd, size, generator)
-        start_Kd = kmeans.start(sample_Sd, size, generator, others_Nd=units_Nd, what=f"level {level}")
         what = f"k-means level {level}"
-        if fit == "lloyd":
-            centroids_Kd = kmeans.lloyd(units_Nd, start_Kd, max_iterations, what=what)
+        if fit == "sampled":
+            centroids_Kd = kmeans.sampled(units_Nd, size, max_iterations, generator, what=what)
         else:
-            start_Kd = kmeans.lloyd(sample_Sd, start_Kd, START_ROUNDS, what=f"{what} start")
-            counts_K = torch.bincount(kmeans.nearest(sample_Sd, start_Kd), minlength=size)
-            assign = sinkhorn.balanced if fit == "balanced" else None
-            if assign:
-                counts_K = torch.full((size,), len(sample_Sd) // size)
-            centroids_Kd = kmeans.minibatch(
-                units_Nd, start_Kd, counts_K, steps, batch_size, generator, assign=assign, what=what
-            )
+            sample_Sd = kmeans.start_sample(units_Nd, size, generator)
+            start_Kd = kmeans.start(sample_Sd, size, generator, others_Nd=units_Nd, what=what)
+            if fit == "lloyd":
+                centroids_Kd = kmeans.lloyd(units_Nd, start_Kd, max_iterations, what=what)
+            else:
+                start_Kd = kmeans.lloyd(sample_Sd, start_Kd, START_ROUNDS, what=f"{what} start")
+                counts_K = torch.bincount(kmeans.nearest(sample_Sd, start_Kd), minlength=size)
+                assign = sinkhorn.balanced if fit == "balanced" else None
+                if assign:
+                    counts_K = torch.full((size,), len(sample_Sd) // size)
+                centroids_Kd = kmeans.minibatch(
+                    units_Nd, start_Kd, counts_K, steps, batch_size, generator, assign=assign, what=what
+                )
         codes_N, lengths_N = encode_level_(units_Nd, centroids_Kd)
         codebooks.append(centroids_Kd.numpy())
         codes.append(codes_N.numpy())

@@ -184,7 +184,7 @@ def test_vectors_that_are_not_finite_and_repeated_items_are_refused(tmp_path, it
         quantize(str(tmp_path / "f"), str(tmp_path / "s"), **SMALL)
 
 
-@pytest.mark.parametrize("fit", ["minibatch", "lloyd", "balanced"])
+@pytest.mark.parametrize("fit", ["minibatch", "lloyd", "sampled", "balanced"])
 def test_ids_are_the_same_in_other_processes_with_other_threads_and_hash_seeds(tmp_path, items, fit):
     write_embeddings(tmp_path / "e", *items)
     settings = SMALL | {"fit": fit}

@@ -74,6 +74,25 @@ def test_near_ties_are_decided_in_float64():
     assert np.array_equal(residual.encode(x, [book]), codes)
 
 
+@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize("spread", [1.0, 0.02])  # far apart, and so near that most points are close to several
+def test_nearest_is_the_exact_one_whatever_the_products_precision(monkeypatch, bfloat16, spread):
+    monkeypatch.setattr(kmeans, "BFLOAT16", bfloat16)
+    monkeypatch.setattr(kmeans, "WORTH_BFLOAT16", 0)
+    monkeypatch.setattr(kmeans, "SCORES_PER_CHUNK", 300 * 40)  # several chunks
+    rng = np.random.default_rng(3)
+    points = rng.standard_normal((700, 24)).astype(np.float32)
+    centres = (points[0] + spread * rng.standard_normal((40, 24))).astype(np.float32)
+    centres[31] = centres[7]  # a tie, for the lower one
+    distances = ((points[:, None].astype(np.float64) - centres) ** 2).sum(axis=2)
+    found = kmeans.nearest(torch.from_numpy(points), torch.from_numpy(centres)).numpy()
+    assert np.array_equal(found, distances.argmin(axis=1))
+    assert 31 not in found
+    # the check is needed: the rounded product alone decides differently
+    rounded = kmeans.scores(torch.from_numpy(points).bfloat16(), torch.from_numpy(centres).bfloat16()).argmin(1).numpy()
+    assert not np.array_equal(rounded, distances.argmin(axis=1))
+
+
 def test_codes_do_not_depend_on_the_batch():
     x = vectors(500, 32)
     books, codes, _ = residual.fit_residual(x, [16, 16, 16], fit="lloyd", seed=3)
@@ -122,7 +141,7 @@ def test_minibatch_centres_are_the_means_of_all_points_they_were_given():
     np.testing.assert_allclose(found.numpy(), centres, atol=1e-5)
 
 
-@pytest.mark.parametrize("fit", ["minibatch", "lloyd", "balanced"])
+@pytest.mark.parametrize("fit", ["minibatch", "lloyd", "sampled", "balanced"])
 def test_fit_returns_what_encode_and_the_formula_give(fit):
     x = vectors(700, 10)
     x[13] = 0
@@ -151,6 +170,45 @@ def test_fit_is_no_worse_than_scikit_learn():
     peer = MiniBatchKMeans(32, batch_size=512, n_init=1, random_state=0, max_iter=35, max_no_improvement=None).fit(x)
     peer_mse = (peer.transform(x).min(axis=1) ** 2).mean()
     assert (lengths**2).mean() <= peer_mse * 1.01
+
+
+def test_sampled_fit_is_as_good_as_full_k_means():
+    """Against scikit-learn's KMeans to convergence, on more points than the largest sample holds."""
+    from sklearn.cluster import KMeans
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 12))[rng.integers(60, size=12_000)] + 0.6 * rng.standard_normal((12_000, 12))
+    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    _, codes, lengths = residual.fit_residual(x, [24], fit="sampled")
+    peer = KMeans(24, n_init=1, random_state=0).fit(x)
+    assert (lengths**2).mean() <= peer.inertia_ / len(x) * 1.01
+    assert len(np.unique(codes)) == 24
+
+
+def test_sampled_rounds_are_plain_lloyd_on_the_sample(monkeypatch):
+    monkeypatch.setattr(kmeans, "BFLOAT16", False)
+    monkeypatch.setattr(kmeans, "LEAST_GAIN", -1.0)  # all rounds
+    x = torch.from_numpy(vectors(300, 6))
+    start = x[:20].clone()
+    start[19] = 100.0  # no point is near: an empty code
+    for rounds in (1, 2, 7):
+        expected = lloyd_plainly(x.double().numpy(), start.double().numpy(), rounds)
+        np.testing.assert_allclose(kmeans._rounds(x, start, rounds).numpy(), expected, atol=1e-5)
+
+
+def test_start_by_region_spreads_as_plain_k_means_plus_plus_does(monkeypatch):
+    """The error of the start itself, against the start that looks at all points for each centre."""
+    x = torch.from_numpy(vectors(3000, 8))
+    x[:50] = x[0]  # equal points, of which only one may be chosen
+
+    def error(many, seed):
+        monkeypatch.setattr(kmeans, "MANY", many)
+        chosen = kmeans.start(x, 100, torch.Generator().manual_seed(seed), others_Nd=x, what="level 0")
+        assert len(torch.unique(chosen, dim=0)) == 100
+        return (x - chosen[kmeans.nearest(x, chosen)]).square().sum(1).mean().item()
+
+    plain, by_region = (np.mean([error(many, seed) for seed in range(3)]) for many in (1024, 10))
+    assert by_region < 1.05 * plain
 
 
 def test_fit_is_the_same_for_the_same_seed_only():

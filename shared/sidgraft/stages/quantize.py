@@ -60,11 +60,12 @@ def quantize(
         codebook_sizes: Codes of each level, such as 512,256,256, in place of levels and codebook_size; empty
             takes those.
         dedup_size: Codes of the deduplication level: the most items that may share all L codes.
-        fit: minibatch (3000 steps of 2048, the Amazon setting), lloyd (full batch to convergence; not for rq-vae)
-            or balanced (mini-batches, assigned to the codes in equal shares by Sinkhorn-Knopp).
+        fit: minibatch (3000 steps of 2048, the Amazon setting), lloyd (full batch to convergence; not for rq-vae),
+            sampled (full batches of a sample that grows to 256 vectors a code: the quickest; not for rq-vae) or
+            balanced (mini-batches, assigned to the codes in equal shares by Sinkhorn-Knopp).
         steps: Steps of mini-batch k-means per level.
         batch_size: Vectors in one of these steps, and in a step of the RQ-VAE.
-        max_iterations: Upper limit on Lloyd iterations per level.
+        max_iterations: Upper limit on the iterations of lloyd per level, and of sampled per sample.
         dim: Reduce the vectors to at most this many dimensions first, so that centroids fit the language
             model's width; 0 keeps them as they are.
         reduction: truncate (the first dimensions, all where there are fewer: for Matryoshka encoders) or pca
@@ -87,7 +88,8 @@ def quantize(
     """
     arguments = {name: value for name, value in locals().items() if name not in ("item_embeddings", "out", "previous")}
     one_of("method", method, ("residual-kmeans", "rq-vae"))
-    one_of("fit", fit, ("minibatch", "lloyd", "balanced") if method == "residual-kmeans" else ("minibatch", "balanced"))
+    fits = ("minibatch", "balanced") + (("lloyd", "sampled") if method == "residual-kmeans" else ())
+    one_of("fit", fit, fits)
     one_of("reduction", reduction, ("truncate", "pca"))
     positive(
         levels=levels,

@@ -1,0 +1,141 @@
+"""Semantic IDs by residual k-means against its peers. Run: python benchmarks/quantize.py [--quick] [--json].
+
+Clustered vectors of width 384. Peers: `semantic-id` with its defaults (scikit-learn, ten starts), and `faiss.Kmeans`
+and scikit-learn's `KMeans(n_init=1)` called once a level. Time covers the fit and the codes of all items. Ours is the
+stage's `fit=sampled`. Errors and collisions are compared beside the times: a worse quantization would not count.
+(semantic-id quantizes residuals at their own lengths, not unit ones: its error is of another scheme, and only shown.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from measure import flops_roof, medians, options, report
+from semantic_id import RQKMeans
+from sklearn.cluster import KMeans
+from synthetic import clustered
+
+from sidgraft import quality, residual
+
+# k-means ends in another optimum for each seed; two runs of one method differ by about this much.
+ERRORS, COLLISIONS = 1.005, 1.1
+Quantized = tuple[np.ndarray, np.ndarray]  # codes [N, L], and what they stand for [N, d]
+
+
+def main() -> None:
+    args = options(__doc__)
+    logging.getLogger("faiss").setLevel(logging.ERROR)  # it warns of few points a centre
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    # items, K, levels, peers with their goals, times that all take turns
+    workloads = [
+        (12_000, 256, 3, {"semantic-id": 20, "faiss": 2, "scikit-learn": 2}, 1),
+        (200_000, 256, 3, {"faiss": 2, "scikit-learn": 2}, 1),
+        (65_536, 8192, 1, {"faiss": 4}, 1),
+    ]
+    if args.quick:
+        workloads = [
+            (3_000, 96, 3, {"semantic-id": 20, "faiss": 2, "scikit-learn": 2}, 3),
+            (10_000, 1250, 1, {"faiss": 4}, 3),
+        ]
+    ratios: dict[str, tuple[float, float]] = {}
+    seconds: dict[str, float] = {}
+    equal: dict[str, Any] = {}
+    for items, k, levels, goals, rounds in workloads:
+        label = f"{items:,} items, K={k}"
+        found = run(clustered(items), k, levels, goals, rounds)
+        seconds |= {f"{name}, {label}": value for name, (value, _, _) in found.items()}
+        mine, error, collisions = found["sidgraft"]
+        equal |= {f"error, {label}": error, f"collisions, {label}": collisions}
+        for peer, goal in goals.items():
+            value, its_error, its_collisions = found[peer]
+            ratios[f"{peer}, {label}"] = (value / mine, goal)
+            equal |= {f"error of {peer}, {label}": its_error, f"collisions of {peer}, {label}": its_collisions}
+            if peer != "semantic-id":
+                equal[f"error no worse than {peer}'s, {label}"] = bool(error <= its_error * ERRORS)
+            equal[f"collisions no more than {peer}'s, {label}"] = bool(collisions <= its_collisions * COLLISIONS)
+    items, k, levels, *_ = workloads[0]
+    encode_flops = 2 * items * k * 384 * levels
+    report(
+        args,
+        "quantize",
+        ratios,
+        equal=equal,
+        roof={
+            "times as long as one assignment at the bf16 roof": seconds[f"sidgraft, {items:,} items, K={k}"]
+            * flops_roof(torch.bfloat16)
+            / encode_flops
+        },
+        seconds=seconds,
+        about="residual k-means of width 384, three levels (of K=8192, here and with --quick of K=1250, one)",
+    )
+
+
+def run(
+    vectors_Nd: np.ndarray, k: int, levels: int, peers: dict[str, Any], rounds: int
+) -> dict[str, tuple[float, float, float]]:
+    """Seconds, relative squared error and collision rate of ours and of each peer."""
+    methods: dict[str, Callable[[], Quantized]] = {
+        "sidgraft": lambda: ours(vectors_Nd, k, levels),
+        "semantic-id": lambda: semantic_id(vectors_Nd, k, levels),
+        "faiss": lambda: level_by_level(vectors_Nd, k, levels, faiss_level),
+        "scikit-learn": lambda: level_by_level(vectors_Nd, k, levels, sklearn_level),
+    }
+    last: dict[str, Quantized] = {}
+    keep = lambda name: last.__setitem__(name, methods[name]())  # noqa: E731
+    seconds = medians({name: lambda name=name: keep(name) for name in ("sidgraft", *peers)}, rounds, warm=False)
+    return {
+        name: (seconds[name], quality.relative_squared_error(vectors_Nd, decoded_Nd), collision_rate(codes_NL))
+        for name, (codes_NL, decoded_Nd) in last.items()
+    }
+
+
+def ours(vectors_Nd: np.ndarray, k: int, levels: int) -> Quantized:
+    """What the stage does with fit=sampled."""
+    codebooks, codes_NL, lengths_NL = residual.fit_residual(vectors_Nd, [k] * levels, fit="sampled")
+    return codes_NL, residual.decode(codes_NL, codebooks, lengths_NL.mean(axis=0))
+
+
+def semantic_id(vectors_Nd: np.ndarray, k: int, levels: int) -> Quantized:
+    model = RQKMeans(n_levels=levels, n_clusters=k, random_state=0).fit(vectors_Nd)
+    codes_NL = model.encode(vectors_Nd)
+    return codes_NL, sum(book[codes_NL[:, level]] for level, book in enumerate(model.codebooks_))
+
+
+def level_by_level(vectors_Nd: np.ndarray, k: int, levels: int, one_level: Callable[..., Any]) -> Quantized:
+    """The same residual scheme as ours around another library's k-means."""
+    units_Nd = torch.from_numpy(residual.units(vectors_Nd))
+    codebooks, codes, lengths = [], [], []
+    for _ in range(levels):
+        book_Kd, codes_N = one_level(units_Nd.numpy(), k)
+        units_Nd -= torch.from_numpy(book_Kd)[torch.from_numpy(codes_N)]
+        lengths.append(float(residual.normalise_(units_Nd, zero=residual.ZERO).mean()))
+        codebooks.append(book_Kd)
+        codes.append(codes_N)
+    codes_NL = np.stack(codes, axis=1)
+    return codes_NL, residual.decode(codes_NL, codebooks, np.array(lengths))
+
+
+def faiss_level(units_Nd: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    model = faiss.Kmeans(units_Nd.shape[1], k)
+    model.train(units_Nd)
+    return model.centroids, model.index.search(units_Nd, 1)[1][:, 0]
+
+
+def sklearn_level(units_Nd: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    model = KMeans(k, n_init=1, random_state=0).fit(units_Nd)
+    return model.cluster_centers_, model.labels_.astype(np.int64)
+
+
+def collision_rate(codes_NL: np.ndarray) -> float:
+    """Share of items whose codes another item has, too."""
+    _, group_N, counts = np.unique(codes_NL, axis=0, return_inverse=True, return_counts=True)
+    return float((counts[group_N.ravel()] > 1).mean())
+
+
+if __name__ == "__main__":
+    main()
