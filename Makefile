@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo images wheels lock clean
+.PHONY: help setup test demo bench images wheels lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/' | expand -t 20
@@ -38,6 +38,11 @@ demo: $(SETUP) ## train, judge and explain a recommender on real purchases (runs
 	$(BIN)/python -m pipelines run --preset quickstart --root runs/quickstart
 	@echo "make demo: trained and compared a recommender on The Complete Journey. Look at runs/quickstart/report/index.html;"
 	@echo "the figures are in runs/quickstart/report/metrics.csv. Running it again reuses what is finished."
+
+# On a quiet machine; QUICK=1 runs the small sizes (a minute each) and records nothing; NAMES="decode quantize" some.
+bench: $(SETUP) ## measure against the peers, one benchmark after the other (benchmarks/RESULTS.md)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) )torch==2.13.0 -e '.[bench]'
+	$(BIN)/python benchmarks/all.py $(if $(QUICK),--quick) $(NAMES)
 
 # REGISTRY=HOST/PATH names them for a registry, PUSH=1 pushes, RELEASE=1 also tags them with the version alone;
 # BASE_IMAGE, PIP_INDEX_URL and TORCH_INDEX say what they are made from, PIP_NO_INDEX=1 takes packages from images/wheels.

@@ -90,7 +90,7 @@ def catalog(items: int) -> np.ndarray:
 
 def product(model: Any, codes_NL: np.ndarray, vocabulary: SidVocabulary, prompt: np.ndarray) -> dict[str, Any]:
     """Our search by score; each returns {item row: score}. Each side sets its attention, which takes no time."""
-    trie = build_trie(codes_NL)
+    trie = build_trie(codes_NL).to(model.device)
 
     def run(score: str) -> dict[int, float]:
         use_packed_attention(model)
@@ -107,7 +107,7 @@ def peer(model: Any, tokens_NL: np.ndarray, prompt: np.ndarray) -> tuple[Any, An
         for depth, token in enumerate(row):
             children.setdefault(tuple(row[:depth]), set()).add(token)
     allowed = {prefix: sorted(tokens) for prefix, tokens in children.items()}
-    ids = torch.from_numpy(prompt)[None]
+    ids = torch.from_numpy(prompt)[None].to(model.device)
 
     def generate(cache: Any = None) -> dict[tuple[int, ...], float]:
         model.set_attn_implementation("sdpa")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import real
 import torch
-from ground import padded
+from batches import padded
 from measure import flops_roof, medians, options, report
 
 from sidgraft.prompts import NextItem, Sample

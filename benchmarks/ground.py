@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import real
 import torch
+from batches import padded
 from measure import flops_roof, medians, options, report
 from peft import TrainableTokensConfig, get_peft_model
 
@@ -73,20 +74,6 @@ def main() -> None:
         seconds=seconds,
         about=f"SmolLM2-135M, {layers} layers, GTI corpus, {batches} batches of {BATCH}, {tokens} tokens, bf16",
     )
-
-
-def padded(group: list[Sample]) -> dict[str, torch.Tensor]:
-    """A padded batch with labels, as the usual collators make it."""
-    longest = max(len(s) for s in group)
-    ids_BS = torch.zeros(len(group), longest, dtype=torch.long)
-    mask_BS = torch.zeros_like(ids_BS)
-    labels_BS = torch.full_like(ids_BS, -100)
-    for row, sample in enumerate(group):
-        ids = torch.from_numpy(sample.ids_S)
-        ids_BS[row, : len(ids)] = ids
-        mask_BS[row, : len(ids)] = 1
-        labels_BS[row, : len(ids)] = torch.where(torch.from_numpy(sample.target_S), ids, -100)
-    return {"input_ids": ids_BS, "attention_mask": mask_BS, "labels": labels_BS}
 
 
 def same_gradient(ours: GroundingModel, peer: Any, group: list[Sample], first_id: int) -> tuple[float, float]:

@@ -248,9 +248,9 @@ def describe(catalog: pa.Table) -> dict[str, Any]:
     """Key figures of catalog/v1 for the data report: text lengths, what is there, double titles, categories."""
     n = catalog.num_rows
     titles = catalog["title"].drop_null()
-    categories = [c for c in item_categories(catalog) if c is not None]
-    names, sizes = np.unique(categories, return_counts=True) if categories else (np.array([]), np.array([]))
-    largest = np.argsort(-sizes, kind="stable")[:20]
+    counted = pc.value_counts(_category_column(catalog).drop_null().sort())  # by name, so that equal sizes are, too
+    names, sizes = (pc.struct_field(counted, part) for part in ("values", "counts"))
+    largest = np.argsort(-sizes.to_numpy(zero_copy_only=False), kind="stable")[:20]
     return {
         "items": n,
         "text_characters": histories.quantiles(pc.utf8_length(catalog["text"]).to_numpy()),
@@ -261,7 +261,7 @@ def describe(catalog: pa.Table) -> dict[str, Any]:
         "items_with_a_title_of_another": int(len(titles) - _singles(titles)),
         "items_with_a_text_of_another": int(n - _singles(catalog["text"])),
         "categories": len(names),
-        "largest_categories": {str(names[i]): int(sizes[i]) for i in largest},
+        "largest_categories": {names[int(i)].as_py(): sizes[int(i)].as_py() for i in largest},
     }
 
 
@@ -277,9 +277,17 @@ def item_categories(catalog: pa.Table) -> list[str | None]:
     None where an item has no such level, and for every item where no level takes two values. ``catalog`` has the
     columns of catalog/v1.
     """
-    paths = catalog["category"].to_pylist()
-    for level in range(max((len(path) for path in paths if path), default=0)):
-        names = [path[level] if path and len(path) > level else None for path in paths]
-        if len(set(names) - {None}) > 1:
-            return names
-    return [None] * catalog.num_rows
+    return _category_column(catalog).to_pylist()
+
+
+def _category_column(catalog: pa.Table) -> pa.Array:
+    paths = catalog["category"].combine_chunks()
+    if not pa.types.is_list(paths.type):  # a column of nulls
+        return pa.nulls(len(paths), pa.string())
+    lengths, names = _lengths(paths), pc.list_flatten(paths)
+    first = np.cumsum(lengths) - lengths
+    for level in range(int(lengths.max(initial=0))):
+        column = names.take(pa.array(first + level, mask=lengths <= level))
+        if pc.count_distinct(column).as_py() > 1:
+            return column
+    return pa.nulls(len(paths), pa.string())

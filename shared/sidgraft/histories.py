@@ -223,7 +223,7 @@ def to_table(log: Log, split: dict[str, np.ndarray], item_ids: pa.Array) -> pa.T
     )
 
 
-def describe(interactions: pa.Table, item_ids: list[str]) -> dict[str, Any]:
+def describe(interactions: pa.Table, item_ids: list[str] | pa.Array) -> dict[str, Any]:
     """Key figures of interactions/v1 for the data report: counts, lengths, how unevenly items are bought."""
     length = _lengths(interactions["item_ids"].combine_chunks())
     frequency = training_counts(interactions, item_ids)
@@ -255,7 +255,7 @@ def quantiles(values: np.ndarray) -> dict[str, float]:
     return {name: float(np.quantile(values, q)) for name, q in marks.items()} if len(values) else {}
 
 
-def training_counts(interactions: pa.Table, item_ids: list[str]) -> np.ndarray:
+def training_counts(interactions: pa.Table, item_ids: list[str] | pa.Array) -> np.ndarray:
     """Return f_i, int64, aligned with ``item_ids``: how often an item stands in a training part (METHOD 10).
 
     Every position of a training part counts, the first one too: next-item fine-tuning supervises all of them.
@@ -265,7 +265,7 @@ def training_counts(interactions: pa.Table, item_ids: list[str]) -> np.ndarray:
     return _count(rows[positions < lengths], item_ids)
 
 
-def assistant_counts(interactions: pa.Table, item_ids: list[str]) -> np.ndarray:
+def assistant_counts(interactions: pa.Table, item_ids: list[str] | pa.Array) -> np.ndarray:
     """Return, as `training_counts` does, how often an item is the last of a training part (METHOD 10).
 
     That is the assistant's target in next-item fine-tuning: what stands before it is the user's turn.
@@ -274,17 +274,18 @@ def assistant_counts(interactions: pa.Table, item_ids: list[str]) -> np.ndarray:
     return _count(rows[positions == lengths - 1], item_ids)
 
 
-def _positions(interactions: pa.Table, item_ids: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _positions(interactions: pa.Table, item_ids: list[str] | pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return one an interaction: the item's row in ``item_ids`` (-1: none), its position, the train_length."""
     lists = interactions["item_ids"].combine_chunks()
     lengths = _lengths(lists)
     positions = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    codes = pc.index_in(pc.list_flatten(lists), value_set=pa.array(item_ids, pa.string()))
+    known = item_ids if isinstance(item_ids, pa.Array) else pa.array(item_ids, pa.string())
+    codes = pc.index_in(pc.list_flatten(lists), value_set=known)
     rows = pc.fill_null(codes, -1).to_numpy(zero_copy_only=False)
     return rows, positions, np.repeat(interactions["train_length"].to_numpy(), lengths)
 
 
-def _count(rows: np.ndarray, item_ids: list[str]) -> np.ndarray:
+def _count(rows: np.ndarray, item_ids: list[str] | pa.Array) -> np.ndarray:
     return np.bincount(rows[rows >= 0], minlength=len(item_ids)).astype(np.int64)
 
 

@@ -147,7 +147,7 @@ def prepare(
     table = catalogs.degrade(table, text_quality, seed)
 
     # Describe, write, tell.
-    described = histories.describe(users, table["item_id"].to_pylist())
+    described = histories.describe(users, table["item_id"].combine_chunks())
     report = {"catalog": catalogs.describe(table) | text_counts, "interactions": described | log_counts}
     report["catalog"] |= {"items_in_file": rows.num_rows, "items_never_bought": never_bought}
     summary = _summary(report) | {"source_digest": digest}
