@@ -109,3 +109,10 @@ def test_a_process_of_torchrun_whose_clean_up_aborts_ends_with_its_own_status(tm
     ends = subprocess.run(command, env=environment | {"TORCHELASTIC_RUN_ID": "1"}, capture_output=True, text=True)
     assert (aborts.returncode, ends.returncode) == (-signal.SIGABRT, status)
     assert ends.stdout + ends.stderr == aborts.stdout + aborts.stderr != ""
+
+
+def test_a_folder_of_bundles_is_shown_as_one(capsys):
+    assert cli.main(["watch", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--bundles DIR" in text
+    assert "--bundles FILE" not in text

@@ -69,10 +69,11 @@ def launch(
 ) -> None:
     """Run ``stage`` on ``nodes`` nodes and bring its artifact to ``out``.
 
-    ``inputs`` are directories of artifacts by parameter, ``settings`` the other arguments of the command; ``digest``
-    tells this work from other work of the same run. ``processes`` is the number on each node, 0 one for every GPU.
-    Inputs and result pass through a folder beside the checkpoints, which is removed at the end. Raises ValueError with
-    the stage's own message, or one that says what the cluster lacks; RuntimeError where the nodes gave no message.
+    ``inputs`` are directories of artifacts by parameter, ``settings`` the other arguments of the command;
+    ``digest`` tells this work from other work of the same run. ``processes`` is the number on each node, 0 one for
+    every GPU. Inputs and result pass through a folder under ``checkpoints``, which is removed at the end; the nodes
+    keep no checkpoints there, so a job that fails begins anew. Raises ValueError with the stage's own message, or
+    one that says what the cluster lacks; RuntimeError where the nodes gave no message.
     """
     if not storage.is_remote(checkpoints):
         raise ValueError(
@@ -110,7 +111,7 @@ def run_job(task: _Task, name: str, stage: str, command: Sequence[str], *, nodes
             jobs.delete(name)
             return
         lines = _log_of_failed_pod(client.CoreV1Api(task.api), task.namespace, name)
-        jobs.delete(name)  # the next try makes it anew, and goes on from the last checkpoint
+        jobs.delete(name)  # the next try makes it anew
     told = [line for line in lines if line.startswith(f"sidgraft {stage}: ")]
     if told:
         raise ValueError(told[-1].removeprefix(f"sidgraft {stage}: "))
@@ -169,7 +170,7 @@ class _Jobs:
                 raise ValueError(
                     f"there is a TrainJob {name} in {self.namespace}, made with other settings or another image than"
                     f" this task has: remove it (kubectl delete -n {self.namespace} trainjob {name}) and start the run"
-                    " again; it goes on from the last checkpoint."
+                    " again."
                 )
             say(f"TrainJob {name} is there already: an earlier try of this task has made it")
             return
@@ -202,7 +203,7 @@ class _Jobs:
             if job is None:
                 raise RuntimeError(
                     f"the TrainJob {name} was removed by somebody else while this task waited for it: start the run"
-                    " again, it goes on from the last checkpoint."
+                    " again."
                 )
             yield job
             try:
@@ -363,8 +364,7 @@ def _this_task(nodes: int) -> _Task:
 def _ended_when_asked(clean_up: Callable[[], None]) -> Iterator[None]:
     """Within the body, being asked to end (SIGTERM, Ctrl-C) first runs ``clean_up``.
 
-    Whether the run was stopped or this pod has to leave its node is not said; the first must not leave GPUs at work,
-    and after the second the next try goes on from the last checkpoint.
+    Whether the run was stopped or this pod has to leave its node is not said; the first must not leave GPUs at work.
     """
 
     def leave(*_: object) -> NoReturn:
