@@ -25,7 +25,7 @@ BATCH = 16
 
 def main() -> None:
     args = options(__doc__)
-    layers, users, rounds = (4, 16, 3) if args.quick else (30, 32, 3)
+    layers, users, batches, rounds = (4, 16, 2, 2) if args.quick else (30, 32, 4, 3)
     data = real.inputs()
     ours, tokenizer, vocabulary = real.model(data["token_rows"], torch.float32, layers)
     theirs, _, _ = real.model(data["token_rows"], torch.float32, layers)
@@ -42,7 +42,7 @@ def main() -> None:
         for u in order
         for n in range(1, len(histories[u]))
     ]
-    prefixes = [prefixes[i] for i in np.random.default_rng(1).permutation(len(prefixes))[: 4 * BATCH]]
+    prefixes = [prefixes[i] for i in np.random.default_rng(1).permutation(len(prefixes))[: batches * BATCH]]
     supervised = sum(len(histories[u]) for u in order)
 
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-5, fused=True) for m in (ours, theirs)]

@@ -70,6 +70,16 @@ def test_every_stage_has_one_public_function_of_its_name():
     assert files == set(STAGES)
 
 
+def test_stages_that_only_read_a_model_load_no_trainer():
+    """It takes as long to import as torch."""
+    code = (
+        "import sys, sidgraft.stages.evaluate, sidgraft.stages.recommend, sidgraft.stages.publish\n"
+        "print([m for m in ('transformers.trainer', 'peft', 'deepspeed') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("stage", ["prepare", "report"])
 def test_the_data_image_needs_no_torch(stage):
     code = (

@@ -31,8 +31,6 @@ from sidgraft.progress import Progress
 from sidgraft.prompts import Sample
 from sidgraft.sids import SidVocabulary
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
 
 class Samples(Dataset):
     """A list of samples as a dataset."""

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from sidgraft import artifacts, checks, encoders, storage, tables
+from sidgraft.precisions import DTYPES
 from sidgraft.progress import Progress, say
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 ROWS = 16_384  # items in memory at a time; texts are sorted by length within them
 
 

@@ -12,11 +12,11 @@ from sidgraft.attention import use_packed_attention
 from sidgraft.beam import decode
 from sidgraft.histories import training_counts
 from sidgraft.models import load_model
+from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
 from sidgraft.prompts import NextItem
 from sidgraft.sequences import check_same_items, read_sequences
 from sidgraft.sids import codes_array
-from sidgraft.training import DTYPES
 from sidgraft.trie import build_trie
 
 # Settings that the baselines were made with and that must be those of the model.

@@ -10,12 +10,12 @@ from sidgraft import adapters, artifacts, checks, corpora, distributed, objectiv
 from sidgraft.checkpoints import Checkpoints, working_directory
 from sidgraft.mixtures import FollowEpochs, Mixture
 from sidgraft.models import load_grafted, made_for
+from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
 from sidgraft.prompts import NextItem
 from sidgraft.sequences import check_same_items, read_sequences
 from sidgraft.sids import codes_array
 from sidgraft.training import (
-    DTYPES,
     GraftTrainer,
     ShowProgress,
     arguments,

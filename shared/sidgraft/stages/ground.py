@@ -13,12 +13,12 @@ from transformers import Trainer
 from sidgraft import artifacts, checks, corpora
 from sidgraft.checkpoints import Checkpoints, working_directory
 from sidgraft.models import load_grafted, load_rows, made_for
+from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
 from sidgraft.prompts import Sample
 from sidgraft.sequences import check_same_items, read_sequences
 from sidgraft.sids import SidVocabulary, codes_array
 from sidgraft.training import (
-    DTYPES,
     GroundingModel,
     KeepRows,
     Samples,

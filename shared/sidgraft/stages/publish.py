@@ -30,11 +30,11 @@ from sidgraft.gate import METRICS, Check, figure, invalid_lists, table, write_de
 from sidgraft.histories import training_counts
 from sidgraft.model_card import model_card
 from sidgraft.models import BaseModel
+from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
 from sidgraft.sequences import check_same_items
 from sidgraft.serving import Recommender
 from sidgraft.sids import SidVocabulary, codes_array, token_texts
-from sidgraft.training import DTYPES
 
 
 def publish(

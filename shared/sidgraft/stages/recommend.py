@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 
 from sidgraft import artifacts, checks, storage
 from sidgraft.bundles import open_bundle
+from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
 from sidgraft.serving import Recommender
-from sidgraft.training import DTYPES
 
 
 def recommend(
