@@ -40,17 +40,24 @@ def nearest_neighbours(
     queries = vectors_ND[sample_S] if queries_SD is None else queries_SD
     wanted_SD = torch.from_numpy(queries.astype(np.float32))
     residual.normalise_(wanted_SD, zero=0.0)
-    best_Sk = torch.full((len(sample_S), 0), -math.inf)
-    ids_Sk = torch.zeros((len(sample_S), 0), dtype=torch.int64)
+    k = min(k, len(vectors_ND))
+    best_Sk = torch.full((len(sample_S), k), -math.inf)
+    ids_Sk = torch.zeros((len(sample_S), k), dtype=torch.int64)
     itself_S = torch.from_numpy(sample_S)
+    if k == 0:
+        return ids_Sk.numpy()
     for chunk in kmeans.chunks(len(vectors_ND), max(len(sample_S), vectors_ND.shape[1])):
         items_BD = torch.from_numpy(vectors_ND[chunk].astype(np.float32))
         residual.normalise_(items_BD, zero=0.0)
         ids_B = torch.arange(chunk.start, chunk.start + len(items_BD))
-        cosines_SB = torch.where(ids_B == itself_S[:, None], -math.inf, wanted_SD @ items_BD.T)
-        merged = torch.cat([best_Sk, cosines_SB], dim=1)
-        best_Sk, where = merged.topk(min(k, merged.shape[1]), dim=1)
-        ids_Sk = torch.cat([ids_Sk, ids_B.expand(len(sample_S), -1)], dim=1).gather(1, where)
+        cosines_SB = wanted_SD @ items_BD.T
+        here = ((itself_S >= chunk.start) & (itself_S < chunk.start + len(items_BD))).nonzero()[:, 0]
+        cosines_SB[here, itself_S[here] - chunk.start] = -math.inf
+        # Most parts of a large catalog hold a nearer item for few of the sampled ones only.
+        better = (cosines_SB.amax(1) > best_Sk[:, -1]).nonzero()[:, 0]
+        merged = torch.cat([best_Sk[better], cosines_SB[better]], dim=1)
+        best_Sk[better], where = merged.topk(k, dim=1)
+        ids_Sk[better] = torch.cat([ids_Sk[better], ids_B.expand(len(better), -1)], dim=1).gather(1, where)
     return ids_Sk.numpy()
 
 

@@ -114,6 +114,7 @@ def decode(codes_NL: np.ndarray, codebooks: list[np.ndarray], lengths_L: np.ndar
     """What codes [N, L] alone stand for, float32 [N, d]: ``lengths_L`` are the mean lengths that each level leaves."""
     scales_L = np.concatenate([[1.0], np.cumprod(lengths_L)[:-1]]).astype(np.float32)
     decoded_Nd = np.zeros((len(codes_NL), codebooks[0].shape[1]), np.float32)
-    for level, book_Kd in enumerate(codebooks):
-        decoded_Nd += scales_L[level] * book_Kd[codes_NL[:, level]]
+    for chunk in kmeans.chunks(len(codes_NL), decoded_Nd.shape[1]):
+        for level, book_Kd in enumerate(codebooks):
+            decoded_Nd[chunk] += scales_L[level] * book_Kd[codes_NL[chunk, level]]
     return decoded_Nd
