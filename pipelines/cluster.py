@@ -249,7 +249,7 @@ def _with_digests(settings: Settings) -> Settings:
     """
     given = settings.parameters
     found = {}
-    files = [given["catalog"], given["interactions"]]
+    files = [given[name] for name in ("catalog", "interactions", "queries") if given.get(name)]
     try:
         if all(storage.is_remote(file) or samples.is_sample(file) for file in files):
             found["prepare_source_digest"] = given.get("prepare_source_digest") or source_digest(*files)

@@ -22,19 +22,21 @@ NOTE = re.compile(
     r"|watch: |publish: )"
 )
 
+HEADLINES = ("recall", "precision_strict")  # of users with a target each; of queries with graded candidates
+
 # The rows of the comparison after the variants' models.
-BASELINES = ("popularity", "neighbours", "co-occurrence", "sasrec")
+BASELINES = ("popularity", "neighbours", "query-neighbours", "co-occurrence", "sasrec")
 
 # The figures of a stage's summary that its line shows, where it has them.
 FIGURES = {
-    "prepare": ("users", "items", "interactions"),
+    "prepare": ("users", "items", "interactions", "queries", "judgements"),
     "embed": ("items", "width", "encoder"),
     "quantize": ("collision_rate", "relative_squared_error", "utilisation_level_0"),
     "expand": ("initialization", "n_new", "new_rows_norm", "base_rows_norm"),
     "ground": ("corpus", "steps", "first_loss", "last_loss"),
-    "finetune": ("best_recall@5", "best_epoch", "t_star"),
-    "baselines": tuple(f"{name}_recall@10" for name in BASELINES),
-    "evaluate": ("model_recall@10", *(f"{name}_recall@10" for name in BASELINES)),
+    "finetune": ("best_recall@5", "best_ndcg@5", "best_epoch", "t_star"),
+    "baselines": tuple(f"{name}_{figure}@10" for name in BASELINES for figure in HEADLINES),
+    "evaluate": tuple(f"{name}_{figure}@10" for name in ("model", *BASELINES) for figure in HEADLINES),
     "diagnose": ("effective_rank_fine_tuning", "rsa_pearson", "purity"),
     "report": ("variants", "failed"),
     "watch": ("decision", "new_items", "changed_items", "gone_items"),
@@ -43,7 +45,18 @@ FIGURES = {
 }
 
 # Figures that are shown only where they are not zero.
-LOSSES = {"prepare": ("interactions_dropped",)}
+LOSSES = {"prepare": ("interactions_dropped", "judgements_dropped", "queries_dropped")}
+
+# The columns of the comparison, (metric, slice) each, with their headings: for users with a target each, and for
+# queries with graded candidates.
+BY_TARGET = {
+    ("recall", "all"): "Recall@{k}", ("ndcg", "all"): "NDCG@{k}",
+    ("recall", "cold"): "cold", ("recall", "head"): "head", ("recall", "tail"): "tail",
+}  # fmt: skip
+BY_GRADE = {
+    ("precision_strict", "all"): "strict@{k}", ("precision_lenient", "all"): "lenient@{k}",
+    ("composite_ndcg", "all"): "NDCG@{k}",
+}  # fmt: skip
 
 
 @dataclass
@@ -101,28 +114,34 @@ def comparison(metrics: Path, order: Sequence[str] = ()) -> list[str]:
     """Return the table of a run as lines: each variant's model beside the baselines, means over seeds.
 
     The models come in the given ``order`` of variants, then the known baselines, then other recommenders.
-    Recall and NDCG over all users and the recall of cold, head and tail targets, at the largest k up to 10.
+    Recall and NDCG over all users and the recall of cold, head and tail targets, or precision and NDCG over queries
+    with graded candidates, at the largest k up to 10.
     """
     rows = pq.read_table(metrics).to_pylist()
     if not rows:
         return ["no variant has metrics."]
-    ks = sorted({row["k"] for row in rows if row["metric"] == "recall"})
+    graded = any(row["metric"] == "precision_strict" for row in rows)
+    ks = sorted({row["k"] for row in rows if row["metric"] in ("recall", "precision_strict")})
     k = max([k for k in ks if k <= 10] or ks)
-    columns = [("recall", "all"), ("ndcg", "all"), ("recall", "cold"), ("recall", "head"), ("recall", "tail")]
+    columns = BY_GRADE if graded else BY_TARGET
     values: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
     for row in rows:
         cell = (row["metric"], row["slice"])
         if row["k"] == k and cell in columns and row["value"] is not None:
             values.setdefault(_name(row), {}).setdefault(cell, []).append(row["value"])
     width = max(14, *(len(variant) for variant, _ in values)) + 2
-    head = [f"Recall@{k}", f"NDCG@{k}", "cold", "head", "tail"]
+    head = [heading.format(k=k) for heading in columns.values()]
     alone = len({variant for variant, recommender in values if recommender == "model"}) == 1
     lines = [" " * width + "".join(f"{name:>11}" for name in head)]
     for (variant, recommender), cells in sorted(values.items(), key=lambda entry: _rank(entry[0], order)):
         name = recommender if alone or not variant else variant
         shown = [cells.get(column) for column in columns]
         lines.append(f"{name:<{width}}" + "".join(f"{_mean(v):>11}" for v in shown))
-    lines.append(f"(cold, head, tail: Recall@{k} where the target is such an item; intervals are in the report)")
+    lines.append(
+        "(strict, lenient: Precision, good alone or maybe too; NDCG by grades; intervals are in the report)"
+        if graded
+        else f"(cold, head, tail: Recall@{k} where the target is such an item; intervals are in the report)"
+    )
     return lines
 
 

@@ -28,8 +28,10 @@ def image_tags(parameters: dict[str, object], environments: Mapping[str, str] | 
 
     ``environments`` are digests of what the stages' containers hold, where they run in containers.
     """
+    encoder = reference_digest(str(parameters.get("embed_encoder", "")))
     outside = {
-        "embed": [reference_digest(str(parameters.get("embed_encoder", "")))],
+        "embed": [encoder],
+        "baselines": [encoder],
         "expand": [reference_digest(str(parameters.get("expand_base_model", "")))],
     }
     tags = {}

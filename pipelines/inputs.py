@@ -19,12 +19,14 @@ SEEDED = ("expand", "ground", "finetune", "evaluate", "diagnose")
 # Settings of evaluate that the graph also gives to baselines, so that both judge the same users alike.
 JUDGED = ("split", "users", "exclude_history")
 
+# Settings of embed that the graph also gives to baselines, which encode queries as the items were.
+ENCODED = ("encoder", "trust_remote_code")
 
 # Settings that only a graph gives: the version to go on from.
 GRAPHS = ("previous",)
 
 # Inputs that name a user's own files, of all pipelines.
-USER_FILES = ("catalog", "interactions", "embed_embeddings")
+USER_FILES = ("catalog", "interactions", "queries", "embed_embeddings")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Inputs:
 
     def of(self, stage: str, **given: Any) -> dict[str, Any]:
         """Return the settings of ``stage``; ``given`` are those that the pipeline sets itself."""
-        settings = {name: self.channels[name] for name in FILES.get(stage, ())}
+        settings = {name: self.channels[name] for name in FILES.get(stage, ()) if name in self.channels}
         prefix = f"{stage}_"
         settings |= {k.removeprefix(prefix): v for k, v in self.channels.items() if k.startswith(prefix)}
         return settings | given
@@ -49,15 +51,18 @@ def pipeline_inputs(
 ) -> list[Parameter]:
     """Return all inputs of a pipeline: the user's files and places, its own, and every setting of every stage.
 
-    ``set_by_pipeline`` names, for a stage, the settings that the graph sets itself, beside those in JUDGED and GRAPHS.
+    ``set_by_pipeline`` names, for a stage, the settings that the graph sets itself or leaves as they are, beside those
+    in JUDGED, ENCODED and GRAPHS.
     """
-    set_by_pipeline = {"baselines": JUDGED, **set_by_pipeline}
+    set_by_pipeline = {"baselines": (*JUDGED, *ENCODED), **set_by_pipeline}
     files, settings = {}, []
     for stage in stages:
         for parameter in signature(stage).parameters:
+            if parameter.name in (*GRAPHS, *set_by_pipeline.get(stage, ())):
+                continue
             if parameter.name in FILES.get(stage, ()):
                 files.setdefault(parameter.name, parameter)
-            elif not parameter.required and parameter.name not in (*GRAPHS, *set_by_pipeline.get(stage, ())):
+            elif not parameter.required:
                 name = f"{stage}_{parameter.name}"
                 settings.append(Parameter(name, parameter.type, parameter.default, parameter.text))
     return [*files.values(), *own, *settings]

@@ -89,7 +89,8 @@ def complete(settings: Settings, root: Path, tags: dict[str, str]) -> dict[str, 
     if "bundles" in parameters and not storage.is_remote(parameters["bundles"]):
         parameters["bundles"] = str(Path(parameters["bundles"]).resolve())
     try:
-        parameters["prepare_source_digest"] = source_digest(parameters["catalog"], parameters["interactions"])
+        sources = [parameters[name] for name in ("catalog", "interactions", "queries") if parameters.get(name)]
+        parameters["prepare_source_digest"] = source_digest(*sources)
         if parameters.get("embed_embeddings"):
             parameters["embed_embeddings_digest"] = file_digest(parameters["embed_embeddings"])
     except OSError as error:

@@ -43,7 +43,8 @@ INPUTS = pipeline_inputs(
             " a full training.",
         ),
     ],
-    set_by_pipeline=dict.fromkeys(("expand", "ground", "finetune", "evaluate"), ("seed", "variant")),
+    set_by_pipeline=dict.fromkeys(("expand", "ground", "finetune", "evaluate"), ("seed", "variant"))
+    | {"prepare": ("queries", "query_id", "query_fields", "grade")},  # a bundle serves histories
     stages=STAGES,
 )
 

@@ -14,7 +14,7 @@ from components.ground.component import ground
 from components.prepare.component import prepare
 from components.quantize.component import quantize
 from components.report.component import report
-from pipelines.inputs import JUDGED, Inputs
+from pipelines.inputs import ENCODED, JUDGED, Inputs
 
 # What all variants share: item texts, histories, vectors, Semantic IDs and the baselines' recommendations.
 Shared = dict[str, Any]
@@ -26,9 +26,9 @@ def shared_steps(inputs: Inputs) -> Shared:
     catalog, interactions = data.outputs["out_catalog"], data.outputs["out_interactions"]
     vectors = embed(catalog=catalog, **inputs.of("embed")).outputs["out"]
     ids = quantize(item_embeddings=vectors, **inputs.of("quantize")).outputs["out"]
-    judged = {name: inputs[f"evaluate_{name}"] for name in JUDGED}
+    given = {name: inputs[f"evaluate_{name}"] for name in JUDGED} | {n: inputs[f"embed_{n}"] for n in ENCODED}
     recommended = baselines(
-        interactions=interactions, catalog=catalog, item_embeddings=vectors, **inputs.of("baselines", **judged)
+        interactions=interactions, catalog=catalog, item_embeddings=vectors, **inputs.of("baselines", **given)
     ).outputs["out"]
     return {
         "catalog": catalog,

@@ -17,6 +17,8 @@ def baselines(
     split: str = "test",
     users: int = 0,
     exclude_history: bool = False,
+    encoder: str = "",
+    trust_remote_code: bool = False,
     depth: int = 200,
     sasrec_epochs: int = 100,
     sasrec_patience: int = 10,

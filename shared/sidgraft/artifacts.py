@@ -121,6 +121,23 @@ SCHEMAS: dict[str, dict[str, pa.Schema]] = {
     },
 }
 
+# Tables that an artifact may have or lack. Where interactions/v1 has these two, it comes from queries with graded
+# candidates: interactions.parquet holds the training queries alone, as users whose training part are the relevant
+# items, and every query stands here, with the split it belongs to (train, valid, test).
+OPTIONAL: dict[str, dict[str, pa.Schema]] = {
+    "interactions/v1": {
+        "queries.parquet": _fields(
+            ("query_id", pa.string(), False),
+            ("text", pa.string(), False),  # the words of its fields, for an encoder
+            ("prompt", pa.string(), False),  # the same with the fields' names, a line each
+            ("split", pa.string(), False),
+        ),
+        "judgements.parquet": _fields(
+            ("query_id", pa.string(), False), ("item_id", pa.string(), False), ("grade", pa.int32(), False)
+        ),
+    }
+}
+
 # Files without a table contract that an artifact cannot do without.
 REQUIRED: dict[str, tuple[str, ...]] = {
     "semantic_ids/v1": ("codebooks.safetensors", "quantizer.json"),
@@ -411,6 +428,9 @@ def _check_contract(path: Path, kind: str) -> None:
         raise ArtifactError(f"{path} is not a {kind} artifact: it lacks {', '.join(missing)}.")
     for name, schema in SCHEMAS[kind].items():
         _check_table(path / name, schema)
+    for name, schema in OPTIONAL.get(kind, {}).items():
+        if (path / name).is_file():
+            _check_table(path / name, schema)
 
 
 def _check_table(file: Path, expected: pa.Schema) -> None:

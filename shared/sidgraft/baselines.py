@@ -12,6 +12,7 @@ import numpy as np
 from scipy import sparse
 
 USERS_AT_ONCE = 256
+NEAREST_QUERIES = 10  # training queries that vote on a query's items
 
 Recommended = tuple[np.ndarray, np.ndarray]
 
@@ -38,8 +39,7 @@ def neighbours(
 
     A user without a history gets the items nearest to the mean of all.
     """
-    lengths = np.linalg.norm(vectors_Nd, axis=1, keepdims=True)
-    unit_Nd = (vectors_Nd / np.maximum(lengths, 1e-12)).astype(np.float32)
+    unit_Nd = _unit(vectors_Nd)
     overall_d = unit_Nd.mean(axis=0)
 
     def similarity(part: list[np.ndarray]) -> np.ndarray:
@@ -48,6 +48,48 @@ def neighbours(
         return query_Ud @ unit_Nd.T
 
     return _in_parts(similarity, histories, excluded, most)
+
+
+def nearest(vectors_Nd: np.ndarray, queries_Qd: np.ndarray, most: int) -> Recommended:
+    """The items nearest to each query's vector, by cosine; ties go to the smaller item_id."""
+    unit_Nd, unit_Qd = _unit(vectors_Nd), _unit(queries_Qd)
+    nothing = [np.zeros(0, np.int64)] * len(unit_Qd)
+    return _in_parts(lambda part: np.stack(part) @ unit_Nd.T, list(unit_Qd), nothing, most)
+
+
+def query_neighbours(
+    trained_Rd: np.ndarray,
+    query_P: np.ndarray,
+    item_P: np.ndarray,
+    gain_N: np.ndarray,
+    queries_Qd: np.ndarray,
+    most: int,
+) -> Recommended:
+    """The candidates of the NEAREST_QUERIES training queries, which vote by their cosine (0 where it is below).
+
+    Pairs (query_P: a row of ``trained_Rd``, item_P) of a training query and an item count as often as they stand
+    there. Ties (all items that no vote is for) go to the larger ``gain_N``, then to the smaller item_id.
+    """
+    order_N = np.argsort(-gain_N, kind="stable")  # in this order a stable sort breaks ties by popularity
+    place_N = np.argsort(order_N)
+    unit_Rd, unit_Qd = _unit(trained_Rd), _unit(queries_Qd)
+    shape = (len(unit_Rd), len(gain_N))
+    gain_RN = sparse.csr_array((np.ones(len(item_P), np.float32), (query_P, place_N[item_P])), shape=shape)
+
+    def score(part: list[np.ndarray]) -> np.ndarray:
+        vote_UR = np.maximum(np.stack(part) @ unit_Rd.T, 0.0)
+        if len(unit_Rd) > NEAREST_QUERIES:
+            least_U1 = np.partition(vote_UR, -NEAREST_QUERIES, axis=1)[:, [-NEAREST_QUERIES]]
+            vote_UR[vote_UR < least_U1] = 0.0
+        return np.asarray(vote_UR @ gain_RN, np.float32)
+
+    items_UG, scores_UG = _in_parts(score, list(unit_Qd), [np.zeros(0, np.int64)] * len(unit_Qd), most)
+    return np.where(items_UG >= 0, order_N[items_UG], -1), scores_UG
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
 
 
 def co_occurrence(

@@ -20,9 +20,9 @@ TEXT_QUALITIES = ("full", "title", "truncated", "shuffled")
 NULL = pa.scalar(None, pa.string())
 
 
-def source_digest(catalog: str, interactions: str) -> str:
-    """SHA-256 over the content of the two inputs; of a built-in sample, over its name and package version."""
-    parts = [samples.version(s) if samples.is_sample(s) else tables.file_digest(s) for s in (catalog, interactions)]
+def source_digest(*sources: str) -> str:
+    """SHA-256 over the content of the inputs; of a built-in sample, over its name and package version."""
+    parts = [samples.version(s) if samples.is_sample(s) else tables.file_digest(s) for s in sources]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -77,12 +77,23 @@ def metric_rows(
         # A beam that holds a prefix comes from one that held its beginning: kept falls from left to right.
         lost_UL = -np.diff(kept_UL.astype(np.float64), axis=1, prepend=1.0)
         columns += [(f"lost_{i + 1}", beams, lost_UL[:, i]) for i in range(kept_UL.shape[1])]
+    rows = mean_rows(columns, member, bootstrap=bootstrap, seed=seed)
+    means = {row[:3]: row[3] for row in rows}
+    for metric, k, _ in columns:
+        if metric in ("recall", "ndcg"):
+            head, tail = means["head", metric, k], means["tail", metric, k]
+            rows.append(("head/tail", metric, k, head / tail if head is not None and tail else None, None, None))
+    return rows
+
+
+def mean_rows(
+    columns: list[tuple[str, int, np.ndarray]], member: dict[str, np.ndarray], *, bootstrap: int, seed: int
+) -> list[tuple[str, str, int, float | None, float | None, float | None]]:
+    """The mean of each column (metric, k, values [U]) over each slice, with the 95 % bootstrap over its users."""
     values_UM = np.stack([values for _, _, values in columns], axis=1)
     rows = []
-    means: dict[str, np.ndarray | None] = {}
     for name, is_in_U in member.items():
         chosen = values_UM[is_in_U]
-        means[name] = chosen.mean(axis=0) if len(chosen) else None
         interval = None
         if len(chosen) and bootstrap:
             interval = np.quantile(bootstrap_means(chosen, bootstrap, seed), [0.025, 0.975], axis=0)
@@ -90,9 +101,4 @@ def metric_rows(
             value = None if not len(chosen) else float(chosen[:, m].mean())
             low, high = (None, None) if interval is None else (float(interval[0, m]), float(interval[1, m]))
             rows.append((name, metric, k, value, low, high))
-    head, tail = means["head"], means["tail"]
-    for m, (metric, k, _) in enumerate(columns):
-        if metric in ("recall", "ndcg"):
-            ratio = None if head is None or tail is None or tail[m] == 0 else float(head[m] / tail[m])
-            rows.append(("head/tail", metric, k, ratio, None, None))
     return rows

@@ -12,6 +12,7 @@ from sidgraft.checks import one_of
 NEXT_ITEM = "next-item"
 CORPORA = ("gti", "gti-text-to-sid", "gti-sid-to-text", "cpt")  # what `ground` trains on, too
 HISTORY_TASKS = ("history-to-title", "titles-to-sid")
+ON_HISTORIES = ("cpt", *HISTORY_TASKS)  # what cannot be made of queries
 TASKS = (NEXT_ITEM, *CORPORA, *HISTORY_TASKS)
 
 # Mixtures with a name. LC-Rec (arXiv 2311.09049) gives all of its tasks the same standing; its tasks on queries and
@@ -37,6 +38,27 @@ def parse_tasks(tasks: str) -> dict[str, float]:
         raise ValueError(f"tasks is {tasks!r}, expected next-item among them: the best epoch is chosen by it.")
     whole = weights.pop(NEXT_ITEM)
     return {name: weight / whole for name, weight in weights.items()}
+
+
+def parse_tasks_on_queries(tasks: str) -> dict[str, float]:
+    """`parse_tasks` where queries stand in the place of histories: a mixture with a name goes without those tasks.
+
+    Raises ValueError also for tasks on histories that are named one by one.
+    """
+    weights = parse_tasks(tasks)
+    for name in weights if tasks not in MIXTURES else ():
+        check_on_queries("tasks", name)
+    return {name: weight for name, weight in weights.items() if name not in ON_HISTORIES}
+
+
+def check_on_queries(option: str, name: str) -> None:
+    """Raise ValueError for a corpus or task that is made of histories."""
+    if name in ON_HISTORIES:
+        rest = ", ".join(name for name in TASKS[1:] if name not in ON_HISTORIES)
+        raise ValueError(
+            f"{option} names {name}, which is made of users' histories, but the interactions come from queries: give"
+            f" {rest} or none."
+        )
 
 
 def _weight(name: str, text: str) -> float:

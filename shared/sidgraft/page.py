@@ -20,6 +20,7 @@ from sidgraft import comparisons, display, provenance, results
 from sidgraft.artifacts import Artifact
 from sidgraft.charts import COLOURS, Series, line_chart
 from sidgraft.display import short
+from sidgraft.queries import has_queries
 from sidgraft.results import MODEL, Variant
 from sidgraft.variants import depth as variant_depth
 
@@ -65,6 +66,7 @@ def render(
     measured = [v for v in variants if v.metrics is not None]
     diagnosed = [v for v in variants if v.diagnostics is not None]
     k = results.headline_k(measured)
+    asked = has_queries(interactions)
     verdict, below = results.verdict(measured, k, compared)
     if not measured:
         verdict = f"All {len(variants)} runs failed." if len(variants) > 1 else "The run failed."
@@ -77,6 +79,8 @@ def render(
         "runs": len(variants),
         "failed": [v for v in variants if v.failures],
         "k": k,
+        "headline": results.METRIC_NAMES[results.headline(measured)],
+        "units": "queries" if asked else "users",
         "significant": comparisons.SIGNIFICANT,
         "intervals": results.interval_rows(measured, k),
         "depths": depths(measured, k),
@@ -89,7 +93,8 @@ def render(
         "compared": compared_measures(diagnosed),
         "diagnoses": [diagnosis(v) for v in diagnosed],
         "definitions": next((d for v in diagnosed if (d := v.geometry.get("definitions"))), {}),
-        "examples": example_users(measured, catalog, interactions, examples),
+        "examples": None if asked else example_users(measured, catalog, interactions, examples),
+        "queries": example_queries(measured, catalog, interactions, examples) if asked else None,
         "data": data_facts(catalog, interactions),
         "ids": id_facts(semantic_ids),
         "id_definitions": id_definitions(semantic_ids),
@@ -135,7 +140,7 @@ def training(variants: list[Variant]) -> dict[str, Any]:
         record = v.geometry.get("training") or {}
         colour = names.index(v.name)
         steps = record.get("finetune") or []
-        recalls = _points(steps, "recall@5")
+        recalls = _points(steps, "recall@5") or _points(steps, "ndcg@5")
         t_star = record.get("t_star")
         mark = _nearest(recalls, t_star)
         curves["ground"].append(Series(v.label, _points(record.get("ground") or [], "loss"), colour))
@@ -144,33 +149,39 @@ def training(variants: list[Variant]) -> dict[str, Any]:
         top = max((y for _, y in recalls), default=None)
         best.append({"label": v.label, "t_star": t_star, "epoch": record.get("best_epoch"), "recall": top})
     step = "optimizer step"
+    graded = any("ndcg@5" in row for v in variants for row in (v.geometry.get("training") or {}).get("finetune") or [])
+    figure = "composite NDCG@5" if graded else "Recall@5"
     charts = [
         ("Grounding: loss", line_chart(curves["ground"], x_label=step, y_label="grounding loss")),
         ("Fine-tuning: loss", line_chart(curves["loss"], x_label=step, y_label="fine-tuning loss")),
         (
-            "Validation Recall@5",
-            line_chart(curves["recall"], x_label=step, y_label="validation Recall@5", from_zero=True),
+            f"Validation {figure}",
+            line_chart(curves["recall"], x_label=step, y_label=f"validation {figure}", from_zero=True),
         ),
     ]
     legend = [(name, i % COLOURS, i >= COLOURS) for i, name in enumerate(names)]
-    return {"charts": [c for c in charts if c[1]], "legend": legend, "best": best}
+    return {"charts": [c for c in charts if c[1]], "legend": legend, "best": best, "figure": figure}
 
 
 def depths(variants: list[Variant], k: int) -> dict[str, Any]:
-    """Return the chart of Recall@k against epochs of grounding, from variants such as centroid+cpt@4, and its legend.
+    """Return the chart of the headline metric against epochs of grounding, from variants such as centroid+cpt@4.
+
+    And its legend.
 
     A curve joins the means over the seeds. Empty where no variant names an epoch.
     """
+    metric = results.headline(variants)
     recalls: dict[str, dict[int, list[float]]] = {}
     for v in variants:
-        found, cell = variant_depth(v.name), v.cells[MODEL].get(("all", "recall", k))
+        found, cell = variant_depth(v.name), v.cells[MODEL].get(("all", metric, k))
         if found and cell and cell[0] is not None:
             recalls.setdefault(found[0], {}).setdefault(found[1], []).append(cell[0])
     curves = [
         Series(name, [(float(epoch), statistics.fmean(by_epoch[epoch])) for epoch in sorted(by_epoch)], i)
         for i, (name, by_epoch) in enumerate(recalls.items())
     ]
-    chart = line_chart(curves, x_label="epochs of grounding", y_label=f"Recall@{k}", from_zero=True)
+    y_label = f"{results.METRIC_NAMES[metric]}@{k}"
+    chart = line_chart(curves, x_label="epochs of grounding", y_label=y_label, from_zero=True)
     return {"chart": chart, "legend": [(s.name, s.colour % COLOURS, s.colour >= COLOURS) for s in curves]}
 
 
@@ -257,11 +268,27 @@ def example_users(
     measured: list[Variant], catalog: Artifact, interactions: Artifact, examples: int
 ) -> dict[str, Any] | None:
     """Return users evenly spaced over the best variant's recommendations, with what they saw and bought."""
+    found = _spaced(measured, examples)
+    if found is None:
+        return None
+    best, chosen, of = found
+    assert best.recommendations is not None
+    split = best.recommendations.metadata.get("split") or best.recommendations.arguments.get("split", "test")
+    histories = _histories(interactions, [row["user_id"] for row in chosen], f"{split}_position")
+    needed = {i for row in chosen for i in (row["target_id"], *row["item_ids"][:ITEMS_SHOWN])}
+    names = _item_names(catalog, needed | {i for history in histories.values() for i in history[-HISTORY_SHOWN:]})
+    users = [_example(row, histories.get(row["user_id"], []), names) for row in chosen]
+    hits = sum(user["rank"] is not None and user["rank"] <= ITEMS_SHOWN for user in users)
+    return {"label": best.label, "users": users, "of": of, "hits": hits}
+
+
+def _spaced(measured: list[Variant], examples: int) -> tuple[Variant, list[dict[str, Any]], int] | None:
+    """The best variant, rows of its recommendations evenly spaced over all, and how many there are; None for none."""
     shown = [v for v in measured if v.recommendations is not None and MODEL in v.cells]
     if not shown or examples < 1:
         return None
-    k = results.headline_k(shown)
-    best = max(shown, key=lambda v: v.cells[MODEL].get(("all", "recall", k), (None,))[0] or 0.0)
+    key = ("all", results.headline(shown), results.headline_k(shown))
+    best = max(shown, key=lambda v: v.cells[MODEL].get(key, (None,))[0] or 0.0)
     assert best.recommendations is not None
     table = best.recommendations.read_table(
         "recommendations.parquet", ["recommender", "user_id", "target_id", "item_ids"]
@@ -270,14 +297,42 @@ def example_users(
     if rows.num_rows == 0:
         return None
     spaced = np.linspace(0, rows.num_rows - 1, min(examples, rows.num_rows)).round().astype(int)
-    chosen = rows.take(pa.array(spaced)).to_pylist()
-    split = best.recommendations.metadata.get("split") or best.recommendations.arguments.get("split", "test")
-    histories = _histories(interactions, [row["user_id"] for row in chosen], f"{split}_position")
-    needed = {i for row in chosen for i in (row["target_id"], *row["item_ids"][:ITEMS_SHOWN])}
-    names = _item_names(catalog, needed | {i for history in histories.values() for i in history[-HISTORY_SHOWN:]})
-    users = [_example(row, histories.get(row["user_id"], []), names) for row in chosen]
-    hits = sum(user["rank"] is not None and user["rank"] <= ITEMS_SHOWN for user in users)
-    return {"label": best.label, "users": users, "of": rows.num_rows, "hits": hits}
+    return best, rows.take(pa.array(spaced)).to_pylist(), rows.num_rows
+
+
+def example_queries(
+    measured: list[Variant], catalog: Artifact, interactions: Artifact, examples: int
+) -> dict[str, Any] | None:
+    """Return queries evenly spaced over the best variant's recommendations, with what was found and what is good."""
+    found = _spaced(measured, examples)
+    if found is None:
+        return None
+    best, chosen, of = found
+    ids = pa.array([row["user_id"] for row in chosen], pa.string())
+    asked = interactions.read_table("queries.parquet", ["query_id", "prompt"])
+    prompts = {row["query_id"]: row["prompt"] for row in asked.filter(pc.is_in(asked["query_id"], ids)).to_pylist()}
+    judged = interactions.read_table("judgements.parquet")
+    grades: dict[str, dict[str, int]] = {}
+    for row in judged.filter(pc.is_in(judged["query_id"], ids)).to_pylist():
+        grades.setdefault(row["query_id"], {})[row["item_id"]] = row["grade"]
+    relevant = {query: [item for item, grade in judged.items() if grade] for query, judged in grades.items()}
+    needed = {i for row in chosen for i in row["item_ids"][:ITEMS_SHOWN]}
+    names = _item_names(catalog, needed | {i for items in relevant.values() for i in items[:ITEMS_SHOWN]})
+
+    def item(query: str, item: str) -> dict[str, Any]:
+        return {"name": names.get(item) or short(item), "grade": grades.get(query, {}).get(item)}
+
+    queries = [
+        {
+            "query": short(row["user_id"], 40),
+            "fields": [short(line, 300) for line in prompts.get(row["user_id"], "").split("\n")],
+            "items": [item(row["user_id"], i) for i in row["item_ids"][:ITEMS_SHOWN]],
+            "relevant": [item(row["user_id"], i) for i in relevant.get(row["user_id"], [])[:ITEMS_SHOWN]],
+            "more": max(0, len(relevant.get(row["user_id"], [])) - ITEMS_SHOWN),
+        }
+        for row in chosen
+    ]
+    return {"label": best.label, "queries": queries, "of": of}
 
 
 def _histories(interactions: Artifact, users: list[str], position: str) -> dict[str, list[str]]:

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sidgraft.graded import graded_metrics
+
 FLIPS = 50_000
 
 
@@ -44,8 +46,26 @@ def ranks_by_user(recommendations: pa.Table) -> dict[str, Ranks]:
     return result
 
 
+def graded_by_query(
+    recommendations: pa.Table, judgements: pa.Table, columns: list[tuple[str, int]]
+) -> dict[str, Ranks]:
+    """Return, by recommender, the sorted query ids [Q] and the graded metrics of each [Q, M], (metric, k) a column.
+
+    ``recommendations`` has the columns of recommendations/v1, ``judgements`` those of judgements.parquet.
+    """
+    names = np.asarray(recommendations["recommender"].to_pylist(), dtype=object).astype(str)
+    result = {}
+    for name in dict.fromkeys(names.tolist()):
+        rows = recommendations.filter(pa.array(names == name))
+        values = graded_metrics(rows, judgements, sorted({k for _, k in columns}))
+        queries = np.asarray(rows["user_id"].to_pylist(), dtype=object).astype(str)
+        order = np.argsort(queries, kind="stable")
+        result[name] = (queries[order], np.stack([values[column][order] for column in columns], axis=1))
+    return result
+
+
 def common_users(ours: list[Ranks], theirs: list[Ranks]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ranks of two recommenders, each given once a seed, at the users that all of them have [S, U]."""
+    """Return what was measured of two recommenders, each once a seed, at the users that all of them have [S, U, …]."""
     common = ours[0][0]
     for users, _ in (*ours, *theirs):
         if not np.array_equal(common, users):

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from sidgraft.plain_text import plain_text_encoder
 from sidgraft.sids import SidVocabulary
 
 MARK = "\ue0f0"  # stands for a turn's content while the template is rendered; no template strips it
 
 NEXT_ITEM_SYSTEM = "Predict the next item that the user will choose."
+QUERY_SYSTEM = "Find the item that fits the query."
 
 
 @dataclass(frozen=True)
@@ -81,3 +83,32 @@ class NextItem:
         """The prompt for the item after ``items_NS`` [n, L+3]: it ends with the begin delimiter."""
         items_NS = items_NS[len(items_NS) - min(len(items_NS), self.most_items - 1) :]
         return np.concatenate([self.before, items_NS.ravel(), self.between, self.begin])
+
+
+class QueryItem:
+    """A query as chat: the user turn holds its named fields as text, the assistant turn an item that fits, as a SID."""
+
+    def __init__(self, tokenizer: Any, vocabulary: SidVocabulary, max_length: int) -> None:
+        self.before, self.between, self.after = chat_pieces(tokenizer, system=QUERY_SYSTEM)
+        self.encode = plain_text_encoder(tokenizer)
+        self.begin = np.asarray([vocabulary.begin_id])
+        item_tokens = vocabulary.levels + 2
+        self.most_text = max_length - len(self.before) - len(self.between) - len(self.after) - item_tokens
+        if self.most_text < 1:
+            raise ValueError(
+                f"max_length is {max_length}, but the template and an item take {max_length - self.most_text} tokens:"
+                " leave room for the query."
+            )
+
+    def texts(self, prompts: list[str]) -> list[np.ndarray]:
+        """Token ids of queries; what is too long for max_length loses its end."""
+        return [np.asarray(ids[: self.most_text], dtype=np.int64) for ids in self.encode(prompts)]
+
+    def sample(self, text_T: np.ndarray, item_S: np.ndarray) -> Sample:
+        """A training sequence of a query and one item's tokens [L+3]; the assistant turn is the target."""
+        ids_S = np.concatenate([self.before, text_T, self.between, item_S, self.after])
+        return Sample(ids_S, np.arange(len(ids_S)) >= len(ids_S) - len(item_S) - len(self.after))
+
+    def prompt(self, text_T: np.ndarray) -> np.ndarray:
+        """The prompt for the items that fit: it ends with the begin delimiter."""
+        return np.concatenate([self.before, text_T, self.between, self.begin])

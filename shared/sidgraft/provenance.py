@@ -10,7 +10,7 @@ from typing import Any
 import sidgraft
 from sidgraft.artifacts import Artifact
 from sidgraft.display import show
-from sidgraft.results import Variant
+from sidgraft.results import Variant, headline
 
 STAGES = ("prepare", "embed", "quantize", "baselines", "expand", "ground", "finetune", "evaluate", "diagnose")
 PACKAGES = ("numpy", "pyarrow", "jinja2", "torch", "transformers", "sentence-transformers", "kfp")
@@ -29,7 +29,7 @@ def run_facts(variants: list[Variant], catalog: Artifact) -> list[tuple[str, str
         show(v.metrics.metadata["users"]) for v in measured if v.metrics and "users" in v.metrics.metadata
     )
     if users:
-        pairs.append(("Users evaluated", " / ".join(users)))
+        pairs.append((f"{'Users' if headline(measured) == 'recall' else 'Queries'} evaluated", " / ".join(users)))
     if "items" in catalog.metadata:
         pairs.append(("Items", show(catalog.metadata["items"])))
     for stage, key, name in (

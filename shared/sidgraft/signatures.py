@@ -22,7 +22,7 @@ STAGES = (*TRAINING, *SERVING)
 # Places that the user names: files, the folder of the bundles, a version in it. Every other argument without a default
 # is the directory of an artifact.
 FILES = {
-    "prepare": ("catalog", "interactions"),
+    "prepare": ("catalog", "interactions", "queries"),
     "publish": ("bundles",),
     "watch": ("bundles",),
     "extend": ("previous",),

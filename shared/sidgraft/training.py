@@ -289,8 +289,10 @@ def train(trainer: Trainer, checkpoint: str | None) -> None:
 
 def logged(state: Any) -> list[dict[str, Any]]:
     """The Trainer's log as rows of step, epoch and loss or validation figures."""
-    keep = ("step", "epoch", "loss", "grad_norm", "learning_rate", "recall@5", "recall@10")
-    return [{k: row[k] for k in keep if k in row} for row in state.log_history if "loss" in row or "recall@5" in row]
+    figures = ("recall@5", "recall@10", "ndcg@5", "ndcg@10")
+    keep = ("step", "epoch", "loss", "grad_norm", "learning_rate", *figures)
+    rows = [row for row in state.log_history if "loss" in row or any(name in row for name in figures)]
+    return [{k: row[k] for k in keep if k in row} for row in rows]
 
 
 def write_training(directory: Path, training: dict[str, Any]) -> None:

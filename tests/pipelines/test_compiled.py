@@ -4,9 +4,9 @@ import pytest
 import yaml
 
 from pipelines import build, retrain
-from pipelines.inputs import JUDGED
+from pipelines.inputs import ENCODED, JUDGED
 from pipelines.settings import pipeline_inputs_of
-from sidgraft.signatures import TRAINING, signature
+from sidgraft.signatures import FILES, TRAINING, signature
 
 VARIANTS = ("train", "study")  # the pipelines that train in a loop
 
@@ -40,10 +40,15 @@ def test_every_setting_of_every_stage_is_an_input_or_set_by_the_graph(name):
             key = f"{stage}_{parameter.name}"
             if parameter.required or key in by_loop or parameter.name == "previous":
                 assert key not in inputs
+            elif parameter.name in FILES.get(stage, ()) and name != "retrain":
+                assert inputs[parameter.name].default == parameter.default
             elif key in inputs:
                 assert inputs[key].default == parameter.default
             elif stage == "baselines":
-                assert parameter.name in JUDGED  # given the value of evaluate's input
+                assert parameter.name in (*JUDGED, *ENCODED)  # given the value of evaluate's or embed's input
+            elif stage == "prepare":  # a published bundle serves histories
+                assert name == "retrain"
+                assert parameter.name in ("queries", "query_id", "query_fields", "grade")
             else:
                 assert parameter.name in by_graph
                 assert stage in ("expand", "ground", "finetune", "evaluate", "diagnose")

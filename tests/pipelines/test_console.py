@@ -114,7 +114,7 @@ def test_what_the_library_says_of_note_is_recognized(tmp_path, capsys, monkeypat
     monkeypatch.setattr(validation, "decode", lambda *_, **__: found)
     monkeypatch.setattr(validation, "save_best", lambda *_: None)
     settings = {"beams": 10, "patience": 1, "autocast": None, "best": tmp_path}
-    validate = validation.ValidateEachEpoch(None, None, [], [2], **settings)
+    validate = validation.ValidateEachEpoch(None, None, [None], validation.recall_of([2], [5, 10]), **settings)
     state = SimpleNamespace(global_step=7, epoch=1.0, log_history=[])
     model = SimpleNamespace(eval=lambda: None, train=lambda: None, parameters=list)
     validate.on_epoch_end(None, state, SimpleNamespace(), model=model)

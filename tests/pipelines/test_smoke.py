@@ -101,6 +101,15 @@ def test_a_stage_that_fails_says_why_and_where_the_log_is(tmp_path):
     assert "Traceback" not in failed.stdout + failed.stderr
 
 
+def test_items_are_found_for_queries_with_graded_candidates(tmp_path):
+    done = run("smoke-retrieval", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"strict@10 +lenient@10 +NDCG@10", done.stdout)
+    metrics = pq.read_table(tmp_path / "report" / "metrics.parquet").to_pylist()
+    assert {row["metric"] for row in metrics} == {"precision_strict", "precision_lenient", "composite_ndcg"}
+    assert {row["recommender"] for row in metrics} == {"model", "popularity", "neighbours", "query-neighbours"}
+
+
 def test_a_poisoned_variant_is_shown_as_failed_in_the_report(tmp_path):
     """A learning rate of 1e30 makes grounding diverge; the variant without grounding does not read it."""
     text = (CHECKOUT / "pipelines" / "presets" / "smoke.yaml").read_text(encoding="utf-8")

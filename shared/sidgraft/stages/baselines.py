@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sidgraft import artifacts, checks, metrics, recommendations, sasrec
-from sidgraft.baselines import best, co_occurrence, neighbours, popularity
+from sidgraft import artifacts, checks, encoders, metrics, recommendations, sasrec
+from sidgraft.baselines import best, co_occurrence, nearest, neighbours, popularity, query_neighbours
 from sidgraft.embeddings import vectors_array
 from sidgraft.histories import training_counts
 from sidgraft.models import device
-from sidgraft.progress import say
+from sidgraft.precisions import DTYPES
+from sidgraft.progress import Progress, say
+from sidgraft.queries import Queries, read_queries
 from sidgraft.sequences import Sequences, check_same_items, read_sequences
 
 
@@ -24,6 +27,8 @@ def baselines(
     split: str = "test",
     users: int = 0,
     exclude_history: bool = False,
+    encoder: str = "",
+    trust_remote_code: bool = False,
     depth: int = 200,
     sasrec_epochs: int = 100,
     sasrec_patience: int = 10,
@@ -38,14 +43,21 @@ def baselines(
 ) -> dict[str, Any]:
     """Recommend by popularity, embedding neighbours, co-occurrence and a trained SASRec, for every model's tables.
 
+    For queries: by popularity among the training judgements, by the items nearest to the query in the encoder's space,
+    and by the candidates of the nearest training queries.
+
     Args:
         interactions: Directory of the interactions artifact.
         catalog: Directory of the catalog artifact.
         item_embeddings: Directory of the item_embeddings artifact, for the embedding neighbours.
         out: Directory to write the recommendations artifact to.
         split: test or valid: which target is predicted, from the history before it.
-        users: Recommend to a sample of this many users, the same in every run on the same data; 0 takes all.
+        users: Recommend to a sample of this many users, or queries, the same in every run on the same data; 0 takes
+            all.
         exclude_history: Leave the items of the history out.
+        encoder: The encoder that embed made the vectors with, to encode queries by (see embed); read for queries alone.
+            Empty leaves the two baselines out that need it.
+        trust_remote_code: Let the encoder's repository run its own code. Off unless you trust it.
         depth: Items recommended to a user: at least the largest cut-off that evaluate is to use.
         sasrec_epochs: Most passes of SASRec over the users; 0 leaves SASRec out.
         sasrec_patience: Stop SASRec after this many epochs without a better validation NDCG@10.
@@ -61,7 +73,7 @@ def baselines(
     settings = {
         name: value
         for name, value in locals().items()
-        if name not in ("interactions", "catalog", "item_embeddings", "out")
+        if name not in ("interactions", "catalog", "item_embeddings", "out", "encoder", "trust_remote_code")
     }
     checks.one_of("split", split, ("test", "valid"))
     checks.positive(
@@ -89,55 +101,102 @@ def baselines(
     vectors = inputs["item_embeddings"].read_table("embeddings.parquet")
     check_same_items(items, vectors)
     item_ids = items["item_id"].to_pylist()
-    sequences = read_sequences(inputs["interactions"], item_ids)
-    count_N = training_counts(inputs["interactions"].read_table("interactions.parquet"), item_ids)
-    chosen, histories, target_U = sequences.judged(split, users)
-    excluded = [np.unique(h) if exclude_history else h[:0] for h in histories]
     most = min(depth, len(item_ids))
-
-    training = sequences.training()
-    recommended = {
-        "popularity": popularity(count_N, excluded, most),
-        "neighbours": neighbours(vectors_array(vectors), histories, excluded, most),
-        "co-occurrence": co_occurrence(training, count_N, histories, excluded, most),
-    }
     facts: dict[str, Any] = {}
-    if sasrec_epochs:
-        _, seen, wanted_U = _validation(sequences)
-        say(f"SASRec: training on {sum(len(part) > 1 for part in training)} users, {len(wanted_U)} to validate")
-        model, facts = sasrec.fit(
-            training,
-            seen,
-            wanted_U,
-            len(item_ids),
-            width=sasrec_width,
-            layers=sasrec_layers,
-            heads=sasrec_heads,
-            dropout=sasrec_dropout,
-            max_length=sasrec_max_length,
-            learning_rate=sasrec_learning_rate,
-            batch_size=sasrec_batch_size,
-            epochs=sasrec_epochs,
-            patience=sasrec_patience,
-            seed=seed,
-            device=device(),
-        )
-        recommended["sasrec"] = _by_sasrec(model, histories, excluded, most)
-
-    recalls = {
-        f"{name}_recall@10": float(metrics.recall_at(metrics.ranks(found, target_U), 10).mean())
-        for name, (found, _) in recommended.items()
-    }
-    user_ids = [sequences.user_ids[user] for user in chosen]
+    queries = read_queries(inputs["interactions"], item_ids)
+    if queries is None:
+        sequences = read_sequences(inputs["interactions"], item_ids)
+        count_N = training_counts(inputs["interactions"].read_table("interactions.parquet"), item_ids)
+        chosen, histories, target_U = sequences.judged(split, users)
+        excluded = [np.unique(h) if exclude_history else h[:0] for h in histories]
+        training = sequences.training()
+        recommended = {
+            "popularity": popularity(count_N, excluded, most),
+            "neighbours": neighbours(vectors_array(vectors), histories, excluded, most),
+            "co-occurrence": co_occurrence(training, count_N, histories, excluded, most),
+        }
+        if sasrec_epochs:
+            _, seen, wanted_U = _validation(sequences)
+            say(f"SASRec: training on {sum(len(part) > 1 for part in training)} users, {len(wanted_U)} to validate")
+            model, facts = sasrec.fit(
+                training,
+                seen,
+                wanted_U,
+                len(item_ids),
+                width=sasrec_width,
+                layers=sasrec_layers,
+                heads=sasrec_heads,
+                dropout=sasrec_dropout,
+                max_length=sasrec_max_length,
+                learning_rate=sasrec_learning_rate,
+                batch_size=sasrec_batch_size,
+                epochs=sasrec_epochs,
+                patience=sasrec_patience,
+                seed=seed,
+                device=device(),
+            )
+            recommended["sasrec"] = _by_sasrec(model, histories, excluded, most)
+        ids = [sequences.user_ids[user] for user in chosen]
+        shown = {
+            f"{name}_recall@10": float(metrics.recall_at(metrics.ranks(found, target_U), 10).mean())
+            for name, (found, _) in recommended.items()
+        }
+    else:
+        chosen = queries.of(split, users)
+        ids, target_U = [queries.ids[query] for query in chosen], queries.best(chosen)
+        vectors_Qd = _encoded(queries.texts, inputs["item_embeddings"], encoder, trust_remote_code)
+        settings["encoder"] = "" if vectors_Qd is None else inputs["item_embeddings"].arguments["encoder"]
+        recommended = _for_queries(queries, chosen, vectors_Qd, vectors_array(vectors), most)
+        shown = {
+            f"{name}_precision_strict@10": float(queries.metrics(chosen, found, [10])["precision_strict", 10].mean())
+            for name, (found, _) in recommended.items()
+        }
     with artifacts.create(out, "recommendations/v1", stage="baselines", arguments=settings, inputs=inputs) as draft:
-        draft.write_table(
-            "recommendations.parquet", recommendations.to_table(recommended, user_ids, target_U, item_ids)
-        )
+        draft.write_table("recommendations.parquet", recommendations.to_table(recommended, ids, target_U, item_ids))
         if facts:
             draft.write_json("sasrec.json", facts)
         draft.metadata.update(users=len(chosen), depth=most, recommenders=list(recommended))
     best_epoch = {"sasrec_best_epoch": facts["best_epoch"]} if facts else {}
-    return {"users": len(chosen), "depth": most, **recalls, **best_epoch}
+    return {"users": len(chosen), "depth": most, **shown, **best_epoch}
+
+
+def _encoded(texts: list[str], embeddings: artifacts.Artifact, encoder: str, trust: bool) -> np.ndarray | None:
+    """The texts in the items' space [Q, d]; None, and a sentence, where no encoder is there that made the vectors."""
+    made = embeddings.arguments
+    if not encoder or "encoder" not in made:
+        why = "encoder is empty" if "encoder" in made else "the vectors are the user's own, of no encoder known here"
+        say(f"baselines: {why}: neighbours and query-neighbours are left out.")
+        return None
+    name = Path(encoder).name if Path(encoder).is_dir() else encoder
+    if name != made["encoder"]:
+        raise ValueError(f"encoder is {name}, but the vectors were made by {made['encoder']}: give the same to both.")
+    loaded = encoders.load(
+        encoder,
+        max_tokens=made["max_tokens"],
+        batch_tokens=made["batch_tokens"],
+        dtype=DTYPES[made["dtype"]],
+        trust_remote_code=trust,
+    )
+    with Progress("encode queries", len(texts), "queries") as progress:
+        vectors_Qd, _ = loaded.encode(texts, progress.update)
+    encoders.check_finite(vectors_Qd, texts)
+    return vectors_Qd
+
+
+def _for_queries(
+    queries: Queries, chosen: np.ndarray, vectors_Qd: np.ndarray | None, vectors_Nd: np.ndarray, most: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What each baseline finds for the queries ``chosen``; those that need vectors where there are some."""
+    query_P, item_P = queries.training_pairs()
+    gain_N = np.bincount(item_P, minlength=len(vectors_Nd))
+    found = {"popularity": popularity(gain_N, [query_P[:0]] * len(chosen), most)}
+    if vectors_Qd is not None:
+        trained = queries.of("train")
+        found["neighbours"] = nearest(vectors_Nd, vectors_Qd[chosen], most)
+        found["query-neighbours"] = query_neighbours(
+            vectors_Qd[trained], np.searchsorted(trained, query_P), item_P, gain_N, vectors_Qd[chosen], most
+        )
+    return found
 
 
 def _validation(sequences: Sequences) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:

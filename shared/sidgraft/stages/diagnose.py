@@ -19,8 +19,9 @@ from sidgraft.catalog import item_categories
 from sidgraft.checks import positive
 from sidgraft.histories import training_counts
 from sidgraft.progress import track
-from sidgraft.prompts import NextItem
-from sidgraft.sequences import check_same_items, read_sequences
+from sidgraft.prompts import NextItem, QueryItem
+from sidgraft.queries import Queries, read_queries
+from sidgraft.sequences import Sequences, check_same_items, read_sequences
 from sidgraft.sids import SidVocabulary, codes_array
 
 INITIALIZATION, GROUNDING, FINE_TUNING = "initialization", "grounding", "fine-tuning"
@@ -103,7 +104,7 @@ def diagnose(
     sids = inputs["semantic_ids"].read_table("semantic_ids.parquet")
     check_same_items(items, sids)
     item_ids, codes_NL, categories_N = items["item_id"].to_pylist(), codes_array(sids), item_categories(items)
-    histories = read_sequences(inputs["interactions"], item_ids).training()
+    trained_on = read_queries(inputs["interactions"], item_ids) or read_sequences(inputs["interactions"], item_ids)
     counts_N = training_counts(inputs["interactions"].read_table("interactions.parquet"), item_ids)
     size = vocabulary.sizes[level]
     totals_K = geometry.code_totals(codes_NL[:, level], counts_N, size)
@@ -116,7 +117,7 @@ def diagnose(
     initial = models.load_rows(inputs["initial_rows"])
     grounded = models.load_rows(inputs["grounded_rows"], started_at)
     base_MD, origin_D = _base_texts(inputs["initial_rows"], vocabulary, texts)
-    tuned, tuned_MD, axis_D = _fine_tuned(inputs["model"], vocabulary, level, texts, histories, codes_NL, rng)
+    tuned, tuned_MD, axis_D = _fine_tuned(inputs["model"], vocabulary, level, texts, trained_on, codes_NL, rng)
     tensors = {INITIALIZATION: initial, GROUNDING: grounded, FINE_TUNING: tuned}
     texts_MD = {INITIALIZATION: base_MD, GROUNDING: base_MD, FINE_TUNING: tuned_MD}
     rows_ND = {name: _float64(t["rows"]) for name, t in tensors.items()}
@@ -287,17 +288,26 @@ def _fine_tuned(
     vocabulary: SidVocabulary,
     level: int,
     texts: np.ndarray,
-    histories: list[np.ndarray],
+    trained_on: Sequences | Queries,
     codes_NL: np.ndarray,
     rng: np.random.Generator,
 ) -> tuple[dict[str, torch.Tensor], np.ndarray, np.ndarray]:
     """The new rows of the fine-tuned model, its text rows [M, D] and the popularity axis [D]."""
     model, tokenizer, _ = models.load_model(artifact, torch.float32)
     rows_VD, _ = models.base_rows(model, vocabulary)
-    prompts = NextItem(tokenizer, vocabulary, int(artifact.arguments["max_length"]))
-    tokens_NS = vocabulary.item_tokens(codes_NL)
-    chosen = _sample(len(histories), MOST_HISTORIES, rng)
-    sequences = [prompts.sample(tokens_NS[histories[user]]).ids_S for user in chosen]
+    max_length, tokens_NS = int(artifact.arguments["max_length"]), vocabulary.item_tokens(codes_NL)
+    if isinstance(trained_on, Queries):
+        fitting = QueryItem(tokenizer, vocabulary, max_length)
+        query_P, item_P = trained_on.training_pairs()
+        chosen = _sample(len(query_P), MOST_HISTORIES, rng)
+        asked = fitting.texts([trained_on.prompts[query] for query in query_P[chosen]])
+        sequences = [
+            fitting.sample(text, tokens_NS[item]).ids_S for text, item in zip(asked, item_P[chosen], strict=True)
+        ]
+    else:
+        prompts, histories = NextItem(tokenizer, vocabulary, max_length), trained_on.training()
+        chosen = _sample(len(histories), MOST_HISTORIES, rng)
+        sequences = [prompts.sample(tokens_NS[histories[user]]).ids_S for user in chosen]
     axis_D = _mean_hidden_state(model, sequences, vocabulary, level)
     return models.take_rows(model, vocabulary), _float64(rows_VD[texts]), axis_D
 

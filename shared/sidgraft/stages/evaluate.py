@@ -14,7 +14,8 @@ from sidgraft.histories import training_counts
 from sidgraft.models import load_model
 from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
-from sidgraft.prompts import NextItem
+from sidgraft.prompts import NextItem, QueryItem
+from sidgraft.queries import read_queries
 from sidgraft.sequences import check_same_items, read_sequences
 from sidgraft.sids import codes_array
 from sidgraft.trie import build_trie
@@ -44,7 +45,10 @@ def evaluate(
     variant: str = "",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Recommend for every user by trie-constrained beam search and measure it and the baselines alike.
+    """Recommend for every user, or query, by trie-constrained beam search and measure it and the baselines alike.
+
+    A user has one target: recall and NDCG, by its popularity. A query has graded candidates: Precision strict (good)
+    and lenient (good and maybe) and composite NDCG (gains 2, 1, 0).
 
     Args:
         model: Directory of the model artifact.
@@ -58,7 +62,7 @@ def evaluate(
         ks: Cut-offs, comma-separated; those above the number of beams are left out.
         beams: Beams of the search.
         score: exact (log-softmax over the whole vocabulary) or restricted (over the valid children).
-        users: Evaluate a sample of this many users, the same in every run on the same data; 0 takes all.
+        users: Evaluate a sample of this many users, or queries, the same in every run on the same data; 0 takes all.
         exclude_history: Leave the items of the history out; the baselines must have done the same.
         batch_tokens: Prompt tokens in a decoding batch.
         precision: bfloat16 or float32.
@@ -89,10 +93,16 @@ def evaluate(
     items = inputs["semantic_ids"].read_table("semantic_ids.parquet")
     check_same_items(inputs["catalog"].read_table("catalog.parquet", ["item_id"]), items)
     item_ids = items["item_id"].to_pylist()
-    sequences = read_sequences(inputs["interactions"], item_ids)
-    count_N = training_counts(inputs["interactions"].read_table("interactions.parquet"), item_ids)
-
-    chosen, histories, target_U = sequences.judged(split, users)
+    queries = read_queries(inputs["interactions"], item_ids)
+    if queries is None:
+        sequences = read_sequences(inputs["interactions"], item_ids)
+        chosen, histories, target_U = sequences.judged(split, users)
+        ids = [sequences.user_ids[user] for user in chosen]
+    else:
+        _check_queries(inputs, exclude_history)
+        chosen = queries.of(split, users)
+        histories, target_U = [np.zeros(0, np.int64)] * len(chosen), queries.best(chosen)
+        ids = [queries.ids[query] for query in chosen]
     excluded = [np.unique(h) if exclude_history else h[:0] for h in histories]
     width = beams + max(map(len, excluded))  # so that enough are left when the excluded are taken out
 
@@ -101,16 +111,21 @@ def evaluate(
     use_packed_attention(language_model)
     codes_NL = codes_array(items)
     tokens_NS = vocabulary.item_tokens(codes_NL)
-    prompts = NextItem(tokenizer, vocabulary, _max_length(inputs["model"]))
+    if queries is None:
+        next_item = NextItem(tokenizer, vocabulary, _max_length(inputs["model"]))
+        prompts = [next_item.prompt(tokens_NS[history]) for history in histories]
+    else:
+        fitting = QueryItem(tokenizer, vocabulary, _max_length(inputs["model"]))
+        prompts = [fitting.prompt(text) for text in fitting.texts([queries.prompts[query] for query in chosen])]
     found = decode(
         language_model,
         build_trie(codes_NL),
         vocabulary,
-        [prompts.prompt(tokens_NS[history]) for history in histories],
+        prompts,
         beams=width,
         score=score,
         batch_tokens=batch_tokens,
-        targets=target_U,
+        targets=target_U if queries is None else None,
         what="evaluate",
     )
     recommended = {
@@ -122,26 +137,33 @@ def evaluate(
         ).items()
     }
 
-    member = metrics.slices(count_N, target_U)
+    if queries is None:
+        count_N = training_counts(inputs["interactions"].read_table("interactions.parquet"), item_ids)
+        member = metrics.slices(count_N, target_U)
+    else:
+        member = {"all": np.ones(len(chosen), dtype=bool)}
     rows = []
     for name, (items_UG, _) in recommended.items():
-        figures = metrics.metric_rows(
-            metrics.ranks(items_UG, target_U),
-            found.kept_UL if name == "model" else None,
-            member,
-            cut_offs,
-            beams=width,
-            bootstrap=bootstrap,
-            seed=seed,
-        )
+        if queries is None:
+            figures = metrics.metric_rows(
+                metrics.ranks(items_UG, target_U),
+                found.kept_UL if name == "model" else None,
+                member,
+                cut_offs,
+                beams=width,
+                bootstrap=bootstrap,
+                seed=seed,
+            )
+        else:
+            columns = [(m, k, v) for (m, k), v in queries.metrics(chosen, items_UG, cut_offs).items()]
+            figures = metrics.mean_rows(columns, member, bootstrap=bootstrap, seed=seed)
         rows += [(variant, seed, name, *figure) for figure in figures]
-    user_ids = [sequences.user_ids[user] for user in chosen]
     summary = (
         _summary(rows, cut_offs) | {"users": len(chosen)} | {f"{k}_users": int(v.sum()) for k, v in member.items()}
     )
     trained = inputs["model"].metadata
     summary |= {key: trained[key] for key in ("t_star", "best_epoch") if key in trained}
-    table = recommendations.to_table(recommended, user_ids, target_U, item_ids)
+    table = recommendations.to_table(recommended, ids, target_U, item_ids)
     with artifacts.create(
         out_recommendations, "recommendations/v1", stage="evaluate", arguments=settings, inputs=inputs
     ) as draft:
@@ -193,6 +215,18 @@ def _check_baselines(
         )
 
 
+def _check_queries(inputs: dict[str, artifacts.Artifact], exclude_history: bool) -> None:
+    """Raise ValueError unless the model was trained on these queries, whose split alone keeps the test unseen."""
+    if exclude_history:
+        raise ValueError("exclude_history is set, but the interactions come from queries, which have no history.")
+    made_from = inputs["model"].lineage[inputs["model"].digest]["inputs"]["interactions"]
+    if made_from != inputs["interactions"].digest:
+        raise ValueError(
+            "the model was fine-tuned on other interactions, which may hold the queries to test: give those of one"
+            " run of `sidgraft prepare`, or fine-tune on these."
+        )
+
+
 def _max_length(model: artifacts.Artifact) -> int:
     """The length that the model was trained with."""
     return int(model.arguments["max_length"])
@@ -210,10 +244,10 @@ def _leave_out(
 
 
 def _summary(rows: list[tuple[Any, ...]], cut_offs: list[int]) -> dict[str, Any]:
-    """Recall and NDCG over all users at 10, or at the nearest cut-off, for each recommender."""
+    """Recall and NDCG, or precision and NDCG, over all at 10 or at the nearest cut-off, for each recommender."""
     k_shown = min(cut_offs, key=lambda k: abs(k - 10))
     return {
         f"{recommender}_{metric}@{k}": value
         for _, _, recommender, name, metric, k, value, _, _ in rows
-        if name == "all" and metric in ("recall", "ndcg") and k == k_shown
+        if name == "all" and not metric.startswith(("level_", "lost_")) and k == k_shown
     }

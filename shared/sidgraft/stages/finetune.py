@@ -1,4 +1,4 @@
-"""Fine-tune the whole model on next-item prediction and other tasks. Run: sidgraft finetune --help."""
+"""Fine-tune the whole model to predict next items, or items for queries. Run: sidgraft finetune --help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from sidgraft.mixtures import FollowEpochs, Mixture
 from sidgraft.models import load_grafted, made_for
 from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
-from sidgraft.prompts import NextItem
+from sidgraft.prompts import NextItem, QueryItem
+from sidgraft.queries import read_queries
 from sidgraft.sequences import check_same_items, read_sequences
 from sidgraft.sids import codes_array
 from sidgraft.training import (
@@ -26,7 +27,7 @@ from sidgraft.training import (
     write_training,
 )
 from sidgraft.trie import build_trie
-from sidgraft.validation import ValidateEachEpoch, best_epoch, finished
+from sidgraft.validation import FIGURES, ValidateEachEpoch, best_epoch, finished, ndcg_of, recall_of
 
 
 def finetune(
@@ -62,7 +63,11 @@ def finetune(
     checkpoints: str = "",
     checkpoint_minutes: float = 10.0,
 ) -> dict[str, Any]:
-    """Fine-tune the model on the users' histories and keep the epoch with the best validation Recall@5.
+    """Fine-tune the model on histories or on queries, and keep the epoch that is best on the validation part.
+
+    On histories that is by Recall@5. Where the interactions come from queries with graded candidates, a sample is a
+    query and an item that fits it (a good one in two samples, a maybe in one), the place of next-item is theirs, and
+    the best epoch has the best composite NDCG@5.
 
     Args:
         token_rows: Directory of the token_rows artifact from expand or ground.
@@ -83,8 +88,8 @@ def finetune(
         warmup: Share of the planned steps with a rising learning rate; constant afterwards.
         batch_size: Samples in an optimizer step; of next-item, one sample is one user.
         max_length: Longest sequence in tokens; the oldest items are cut first.
-        patience: Stop after this many epochs without a better validation Recall@5.
-        validation_users: Users whose validation target is decoded after each epoch, a sample; 0 takes all.
+        patience: Stop after this many epochs without a better validation figure.
+        validation_users: Validation users (or queries) decoded after each epoch, a sample; 0 takes all.
         validation_beams: Beams of that decoding.
         precision: bfloat16 (autocast over float32 weights) or float32.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, more time.
@@ -130,7 +135,7 @@ def finetune(
     checks.not_negative(weight_decay=weight_decay, validation_users=validation_users)
     if validation_beams < 5:
         raise ValueError(
-            f"validation_beams is {validation_beams}, expected at least 5: the best epoch has the best Recall@5."
+            f"validation_beams is {validation_beams}, expected at least 5: the best epoch is that of a figure at 5."
         )
     checks.positive(lora_rank=lora_rank, lora_alpha=lora_alpha)
     checks.not_negative(lora_dropout=lora_dropout, processes=processes, checkpoint_minutes=checkpoint_minutes)
@@ -147,8 +152,17 @@ def finetune(
     described = inputs["catalog"].read_table("catalog.parquet")
     check_same_items(described, items)
     codes_NL = codes_array(items)
-    sequences = read_sequences(inputs["interactions"], items["item_id"].to_pylist())
-    users = sequences.users_with("valid", validation_users)
+    item_ids = items["item_id"].to_pylist()
+    sequences, queries = (
+        read_sequences(inputs["interactions"], item_ids),
+        read_queries(inputs["interactions"], item_ids),
+    )
+    if queries is None:
+        users = sequences.users_with("valid", validation_users)
+    else:  # a query stands in a user's place
+        users = queries.of("valid", validation_users)
+        weights = objectives.parse_tasks_on_queries(tasks)
+        objectives.check_on_queries("grounding", grounding)
     if not len(users):
         raise ValueError(
             "no user has a validation target: give longer histories, or another split in `sidgraft prepare`."
@@ -174,12 +188,25 @@ def finetune(
                 model, mode, rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, dtype=autocast, seed=seed
             )
         supervise(model)
-        prompts = NextItem(tokenizer, vocabulary, max_length)
         tokens_NS = vocabulary.item_tokens(codes_NL)
-        histories = sequences.training()  # nothing below sees a user's validation or test item
+        # Nothing below sees a user's validation or test item, or a query that validates or tests.
+        histories = sequences.training()
+        ks = [k for k in (5, 10) if k <= validation_beams]
+        if queries is None:
+            next_item = NextItem(tokenizer, vocabulary, max_length)
+            samples = [next_item.sample(tokens_NS[rows]) for rows in histories]
+            prompts = [next_item.prompt(tokens_NS[sequences.history(user, "valid")]) for user in users]
+            measure = recall_of([sequences.target(user, "valid") for user in users], ks)
+        else:
+            fitting = QueryItem(tokenizer, vocabulary, max_length)
+            texts = fitting.texts(queries.prompts)
+            pairs = zip(*queries.training_pairs(), strict=True)
+            samples = [fitting.sample(texts[query], tokens_NS[item]) for query, item in pairs]
+            prompts = [fitting.prompt(texts[query]) for query in users]
+            measure = ndcg_of(queries, users, ks)
         about = (tokenizer, described, histories, tokens_NS)
         mixture = Mixture(
-            [prompts.sample(tokens_NS[rows]) for rows in histories],
+            samples,
             {name: (corpora.corpus(name, *about, max_length=max_length), w) for name, w in weights.items()},
             grounding=() if grounding == "none" else corpora.corpus(grounding, *about, max_length=max_length),
             grounding_epochs=0 if grounding == "none" else grounding_epochs,
@@ -188,14 +215,14 @@ def finetune(
         mixture.set_epoch(mixture.grounding_epochs)
         tokens = sum(len(sample) for sample in mixture)
         say(
-            f"fine-tuning on {len(histories)} users, {len(mixture)} samples an epoch of {tokens / len(mixture):.0f}"
-            " tokens on average"
+            f"fine-tuning on {len(histories)} {'users' if queries is None else 'queries'}, {len(mixture)} samples an"
+            f" epoch of {tokens / len(mixture):.0f} tokens on average"
         )
         validation = ValidateEachEpoch(
             build_trie(codes_NL),
             vocabulary,
-            [prompts.prompt(tokens_NS[sequences.history(user, "valid")]) for user in users],
-            [sequences.target(user, "valid") for user in users],
+            prompts,
+            measure,
             beams=validation_beams,
             patience=patience,
             autocast=autocast if precision == "bfloat16" else None,
@@ -244,8 +271,7 @@ def finetune(
             figures = {
                 "t_star": best["step"] - grounding_steps - 1,
                 "best_epoch": round(best["epoch"]) - mixture.grounding_epochs,
-                "best_recall@5": best["recall@5"],
-            }
+            } | {f"best_{name}": best[name] for name in FIGURES if name in best}
             write_training(draft.path, {"log": logged(trainer.state), **figures})
             draft.metadata.update(
                 users=len(histories),

@@ -13,9 +13,11 @@ from transformers import Trainer
 from sidgraft import artifacts, checks, corpora
 from sidgraft.checkpoints import Checkpoints, working_directory
 from sidgraft.models import load_grafted, load_rows, made_for
+from sidgraft.objectives import check_on_queries
 from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
 from sidgraft.prompts import Sample
+from sidgraft.queries import has_queries
 from sidgraft.sequences import check_same_items, read_sequences
 from sidgraft.sids import SidVocabulary, codes_array
 from sidgraft.training import (
@@ -91,6 +93,8 @@ def ground(
         "semantic_ids": artifacts.load(semantic_ids, "semantic_ids/v1"),
         "interactions": artifacts.load(interactions, "interactions/v1"),
     }
+    if has_queries(inputs["interactions"]):
+        check_on_queries("corpus", corpus)
     rows_from = inputs["token_rows"]
     with (  # the checkpoints go when the artifact stands
         working_directory(checkpoints, f"ground-{artifacts.run_digest(settings, inputs)}", out) as work,

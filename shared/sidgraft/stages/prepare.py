@@ -1,4 +1,4 @@
-"""Read a catalog and interactions, check them, split every user's history. Run: sidgraft prepare --help."""
+"""Read a catalog and interactions, check them, split histories or queries. Run: sidgraft prepare --help."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sidgraft import artifacts, checks, histories, samples, tables
+from sidgraft import artifacts, checks, histories, judgements, samples, tables
 from sidgraft import catalog as catalogs
 from sidgraft.progress import say
 
@@ -20,6 +20,7 @@ def prepare(
     out_catalog: str,
     out_interactions: str,
     *,
+    queries: str = "",
     item_id: str = "item_id",
     text: str = "title,brand,categories,price",
     title: str = "title",
@@ -31,6 +32,9 @@ def prepare(
     interaction_item_id: str = "",
     items: str = "items",
     timestamp: str = "timestamp",
+    query_id: str = "query_id",
+    query_fields: str = "text",
+    grade: str = "grade",
     split: str = "leave-one-out",
     max_history: int = 21,
     k_core: int = 0,
@@ -41,15 +45,18 @@ def prepare(
     seed: int = 0,
     source_digest: str = "",
 ) -> dict[str, Any]:
-    """Read a catalog and interactions, report what is wrong with them at once, and split every history.
+    """Read a catalog and interactions, report what is wrong with them at once, and split histories or queries.
 
     Args:
         catalog: Items, one a row: a Parquet, CSV, TSV or JSON Lines file (text files also as .gz; path or s3://),
             or sample:complete-journey.
         interactions: One row an interaction (user, item and perhaps a timestamp) or one row a user (user and the
-            list of items in time order): the same file types, or sample:complete-journey.
+            list of items in time order): the same file types, or sample:complete-journey. With queries, graded
+            judgements: one row a query and candidate, with the grade 2 (good), 1 (maybe) or 0 (not).
         out_catalog: Directory to write the catalog artifact to.
         out_interactions: Directory to write the interactions artifact to.
+        queries: Texts to find items for, one query a row: the same file types, or sample:complete-journey. Empty
+            recommends from histories.
         item_id: Catalog column with the item's id.
         text: Catalog columns, comma-separated, that make up the text of an item, in this order. Title, brand,
             categories, price and description stand for the columns named for them below, where there are such.
@@ -63,20 +70,26 @@ def prepare(
         items: Interactions column with a user's list of items, in the one-row-a-user layout; text is split at
             spaces, commas and bars.
         timestamp: Interactions column to sort by, where there is one; otherwise row order is time order.
+        query_id: Column with the query's id, in queries and in the judgements.
+        query_fields: Columns of the queries, comma-separated, that make up the prompt, a named line each, in this
+            order; name=column calls the column another name, as in "headline=hl,skills".
+        grade: Judgements column with the grade.
         split: leave-one-out (last item tests, the one before validates) or global-time (cut by time at the
-            80 % and 90 % quantile, which avoids the leak of the future).
+            80 % and 90 % quantile, which avoids the leak of the future). Of histories only: of the queries a tenth
+            tests and a tenth validates, by their texts, so that equal texts stand on one side.
         max_history: Interactions kept of each user, the latest ones, targets included; 0 keeps all. Under
-            global-time, the training part and the first target together.
-        k_core: Drop users and items with fewer interactions than this, repeatedly; 0 keeps all.
-        max_users: Keep a random sample of this many users; 0 keeps all.
+            global-time, the training part and the first target together. Judgements are not cut.
+        k_core: Drop users (or queries) and items with fewer interactions (or judgements) than this, repeatedly;
+            0 keeps all.
+        max_users: Keep a random sample of this many users, or queries; 0 keeps all.
         max_items: Keep this many of the most frequent items; 0 keeps all.
         text_quality: full; or how much less the texts say, to measure what depends on them: title (nothing but the
             title), truncated (the first half of the words) or shuffled (the words in random order). Encoder, grounding
             and tasks all read these texts.
         strict: Fail on interactions with unknown items, or without user or item, instead of dropping them with
-            a count.
-        seed: Seed of the user sample and of shuffled words.
-        source_digest: Digest of the two inputs, when the caller knows it; a difference is an error. It makes
+            a count; likewise on such judgements, and on queries without one.
+        seed: Seed of the user sample, of the split of queries and of shuffled words.
+        source_digest: Digest of the inputs, when the caller knows it; a difference is an error. It makes
             a pipeline run prepare again when the content behind a path has changed.
 
     Raises:
@@ -96,30 +109,41 @@ def prepare(
     parts = catalogs.text_columns(text, roles)
     bought_id = interaction_item_id or item_id
     problems = _wrong_settings(max_history, k_core, max_users, max_items)
+    sources = [("catalog", catalog, [item_id, *parts, *roles.values()])]
+    if queries:
+        fields = judgements.fields(query_fields)
+        settings |= {"query_id": query_id, "query_fields": query_fields, "grade": grade}
+        sources.append((judgements.WHAT, interactions, [query_id, bought_id, grade]))
+        sources.append(("queries", queries, [query_id, *(column for _, column in fields)]))
+        if split != SPLITS[0]:
+            problems.append(f"split is {split}, but there are queries, which have no time to split by: leave it out.")
+    else:
+        fields = []
+        sources.append(("interactions", interactions, [user_id, bought_id, items, timestamp]))
 
     # Read. What is wrong is collected; nothing is computed with or written before all of it has been reported.
-    rows, columns, log_rows, log_columns = _read(
-        catalog, interactions, [item_id, *parts, *roles.values()], [user_id, bought_id, items, timestamp], problems
-    )
+    (rows, columns), (log_rows, log_columns), *more = _read(sources, problems)
     if rows is not None:
         catalogs.missing_columns(columns, item_id, parts, roles, problems)
-    if log_rows is not None:
-        histories.missing_columns(log_columns, user_id, bought_id, items, timestamp, problems)
 
     # Check the content of what could be read, and bring it into shape.
-    table = log = None
+    table = log = asked = None
     text_counts: dict[str, int] = {}
     log_counts: dict[str, Any] = {}
     if rows is not None and item_id in columns and set(parts) & set(columns):
         table, text_counts = catalogs.build(rows, item_id, parts, roles, problems)
-    if log_rows is not None and user_id in log_columns and (items in log_columns or bought_id in log_columns):
-        known = None if table is None else table["item_id"].combine_chunks()
-        log, log_counts = histories.build(log_rows, user_id, bought_id, items, timestamp, known, strict, problems)
-        if log is not None and log.time is None and split == "global-time":
-            problems.append("interactions: split is global-time, which needs a timestamp; name its column.")
-    digest = (
-        _digest(catalog, interactions, source_digest, problems) if rows is not None and log_rows is not None else ""
-    )
+    known = None if table is None else table["item_id"].combine_chunks()
+    if queries:
+        judged = (log_rows, log_columns, query_id, bought_id, grade)
+        asked, log, log_counts = _judged(*more[0], fields, *judged, known, strict, problems)
+    elif log_rows is not None:
+        histories.missing_columns(log_columns, user_id, bought_id, items, timestamp, problems)
+        if user_id in log_columns and (items in log_columns or bought_id in log_columns):
+            log, log_counts = histories.build(log_rows, user_id, bought_id, items, timestamp, known, strict, problems)
+            if log is not None and log.time is None and split == "global-time":
+                problems.append("interactions: split is global-time, which needs a timestamp; name its column.")
+    readable = all(read is not None for read, _ in ((rows, columns), (log_rows, log_columns), *more))
+    digest = _digest([source for _, source, _ in sources], source_digest, problems) if readable else ""
     tables.raise_all(problems)
     assert rows is not None
     assert table is not None
@@ -131,26 +155,27 @@ def prepare(
     log = histories.sample_users(log, max_users, seed)
     log = histories.most_frequent_items(log, max_items)
     log = histories.k_core(log, k_core)
-    _check_left(log, k_core, max_users, max_items)
     item_ids = table["item_id"].combine_chunks()
-    if split == "leave-one-out":
-        parted = histories.leave_one_out(log, max_history)
+    if asked is not None:
+        log = judgements.with_relevant(log)
+        made = judgements.to_tables(log, judgements.split(log, asked, seed), asked, item_ids)
     else:
-        parted = histories.global_time(log, max_history)
-        if max(parted["valid_position"].max(initial=-1), parted["test_position"].max(initial=-1)) < 0:
-            raise ValueError(
-                "split global-time: no user has an interaction both before and after the 80 % quantile of time."
-            )
-    users = histories.to_table(log, parted, item_ids)
+        _check_left(log, k_core, max_users, max_items)
+        made = {"interactions.parquet": histories.to_table(log, _split(log, split, max_history), item_ids)}
     if k_core or max_items:
         table = table.take(np.unique(log.item))
     table = catalogs.degrade(table, text_quality, seed)
 
     # Describe, write, tell.
-    described = histories.describe(users, table["item_id"].combine_chunks())
-    report = {"catalog": catalogs.describe(table) | text_counts, "interactions": described | log_counts}
+    described = (
+        judgements.describe(made)
+        if asked is not None
+        else histories.describe(made["interactions.parquet"], table["item_id"].combine_chunks())
+    )
+    kind = "interactions" if asked is None else "queries"
+    report = {"catalog": catalogs.describe(table) | text_counts, kind: described | log_counts}
     report["catalog"] |= {"items_in_file": rows.num_rows, "items_never_bought": never_bought}
-    summary = _summary(report) | {"source_digest": digest}
+    summary = (_summary(report) if asked is None else _summary_of_queries(report)) | {"source_digest": digest}
     with artifacts.create(out_catalog, "catalog/v1", stage="prepare", arguments=settings) as draft:
         draft.write_table("catalog.parquet", table)
         draft.write_json("data_report.json", report)
@@ -160,10 +185,15 @@ def prepare(
         with artifacts.create(
             out_interactions, "interactions/v1", stage="prepare", arguments=settings, inputs={"catalog": written}
         ) as draft:
-            draft.write_table("interactions.parquet", users)
+            for name, content in made.items():
+                draft.write_table(name, content)
             draft.metadata.update(summary)
             draft.facts["source_digest"] = digest
-    _tell(report)
+    if asked is None:
+        _tell(report)
+    else:
+        _tell_of_queries(report)
+    _tell_of_catalog(report["catalog"])
     return summary
 
 
@@ -178,33 +208,67 @@ def _wrong_settings(max_history: int, k_core: int, max_users: int, max_items: in
     return problems
 
 
-def _read(
-    catalog: str, interactions: str, wanted: list[str], log_wanted: list[str], problems: list[str]
-) -> tuple[pa.Table | None, list[str], pa.Table | None, list[str]]:
-    """Read both inputs: the wanted columns that are there, and the names of all columns."""
-    found: dict[str, tuple[pa.Table, pa.Table]] = {}
-    for source in {catalog, interactions}:
-        if samples.is_sample(source):
-            try:
-                found[source] = samples.read(source)
-            except ValueError as error:
-                problems.append(str(error))
-    tables_read: list[tuple[pa.Table | None, list[str]]] = []
-    for place, (source, names, what) in enumerate(
-        [(catalog, wanted, "catalog"), (interactions, log_wanted, "interactions")]
-    ):
+def _read(sources: list[tuple[str, str, list[str]]], problems: list[str]) -> list[tuple[pa.Table | None, list[str]]]:
+    """Read the inputs, (what, source, wanted columns) each: the wanted columns there are, and the names of all."""
+    found: dict[str, tuple[pa.Table, ...]] = {}
+    for source in {source for _, source, _ in sources if samples.is_sample(source)}:
+        try:
+            found[source] = samples.read(source, judged=len(sources) > 2)
+        except ValueError as error:
+            problems.append(str(error))
+    read: list[tuple[pa.Table | None, list[str]]] = []
+    for place, (what, source, wanted) in enumerate(sources):
         if source in found:
-            sample = found[source][place]
-            tables_read.append((sample, sample.column_names))
+            read.append((found[source][place], found[source][place].column_names))
         elif samples.is_sample(source):
-            tables_read.append((None, []))
+            read.append((None, []))
         else:
-            tables_read.append(tables.read(source, names, what, problems))
-    return (*tables_read[0], *tables_read[1])
+            read.append(tables.read(source, wanted, what, problems))
+    return read
 
 
-def _digest(catalog: str, interactions: str, expected: str, problems: list[str]) -> str:
-    digest = catalogs.source_digest(catalog, interactions)
+def _judged(
+    asked_rows: pa.Table | None,
+    asked_columns: list[str],
+    fields: list[tuple[str, str]],
+    rows: pa.Table | None,
+    columns: list[str],
+    query_id: str,
+    item_id: str,
+    grade: str,
+    known: pa.Array | None,
+    strict: bool,
+    problems: list[str],
+) -> tuple[pa.Table | None, histories.Log | None, dict[str, Any]]:
+    """The queries and the log of their judgements, as far as they can be made; what is wrong is added to problems."""
+    asked = log = None
+    counts: dict[str, Any] = {}
+    if asked_rows is not None:
+        judgements.missing_columns(asked_columns, query_id, fields, problems)
+        if {query_id, *(column for _, column in fields)} <= set(asked_columns):
+            asked, counts = judgements.build_queries(asked_rows, query_id, fields, problems)
+    if rows is not None:
+        judgements.missing_judgement_columns(columns, query_id, item_id, grade, problems)
+        if {query_id, item_id, grade} <= set(columns):
+            ids = None if asked is None else asked["query_id"].combine_chunks()
+            log, more = judgements.build(rows, query_id, item_id, grade, ids, known, strict, problems)
+            counts = counts | more
+    return asked, log, counts
+
+
+def _split(log: histories.Log, split: str, max_history: int) -> dict[str, np.ndarray]:
+    if split == "leave-one-out":
+        return histories.leave_one_out(log, max_history)
+    parted = histories.global_time(log, max_history)
+    if max(parted["valid_position"].max(initial=-1), parted["test_position"].max(initial=-1)) < 0:
+        raise ValueError(
+            "split global-time: no user has an interaction both before and after the 80 % quantile of time."
+        )
+    return parted
+
+
+def _digest(sources: list[str], expected: str, problems: list[str]) -> str:
+    digest = catalogs.source_digest(*sources)
     if expected and digest != expected:
         problems.append(
             f"the inputs have the digest {digest}, source_digest says {expected}: they changed since it was taken."
@@ -240,6 +304,21 @@ def _summary(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _summary_of_queries(report: dict[str, Any]) -> dict[str, Any]:
+    catalog, queries = report["catalog"], report["queries"]
+    shown = (
+        "queries", "judgements", "training_queries", "validation_queries", "test_queries", "training_pairs",
+        "items_in_a_training_pair",
+    )  # fmt: skip
+    return {
+        "items": catalog["items"],
+        **{name: queries[name] for name in shown},
+        "judgements_dropped": sum(queries[name] for name in judgements.UNUSABLE),
+        "queries_dropped": sum(queries[name] for name in judgements.UNJUDGED),
+        "texts_cut": catalog["texts_cut"],
+    }
+
+
 def _tell(report: dict[str, Any]) -> None:
     catalog, log = report["catalog"], report["interactions"]
     text = catalog["text_characters"]
@@ -258,6 +337,29 @@ def _tell(report: dict[str, Any]) -> None:
         if log[reason]:
             rows = ", ".join(log["example_rows_dropped"][reason])
             say(f"prepare: {log[reason]:,} interactions {text} and were dropped, such as row {rows}.")
+
+
+def _tell_of_queries(report: dict[str, Any]) -> None:
+    queries = report["queries"]
+    say(
+        f"prepare: {report['catalog']['items']:,} items, {queries['queries']:,} queries,"
+        f" {queries['judgements']:,} judgements ({queries['judged_good']:,} good, {queries['judged_maybe']:,} maybe)."
+    )
+    say(
+        f"prepare: {queries['test_queries']:,} queries to test, {queries['validation_queries']:,} to validate,"
+        f" {queries['training_queries']:,} to train on, with {queries['relevant_items_a_training_query']} relevant"
+        f" items each; {queries['items_in_a_training_pair']:,} items are in a training pair."
+    )
+    for what, reasons in (("judgements", judgements.UNUSABLE), ("queries", judgements.UNJUDGED)):
+        for reason, text in reasons.items():
+            if queries[reason]:
+                shown = queries["example_rows_dropped"][reason]
+                say(f"prepare: {queries[reason]:,} {what} {text} and were dropped, such as {shown}.")
+    if queries["fields_cut"]:
+        say(f"prepare: {queries['fields_cut']:,} fields of queries were cut at {tables.MAX_CHARACTERS} characters.")
+
+
+def _tell_of_catalog(catalog: dict[str, Any]) -> None:
     notes = {
         f"texts were cut at {tables.MAX_CHARACTERS} characters": catalog["texts_cut"],
         "prices are no numbers and were left out": catalog["prices_unreadable"],

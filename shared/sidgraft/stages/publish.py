@@ -32,6 +32,7 @@ from sidgraft.model_card import model_card
 from sidgraft.models import BaseModel
 from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
+from sidgraft.queries import has_queries
 from sidgraft.sequences import check_same_items
 from sidgraft.serving import Recommender
 from sidgraft.sids import SidVocabulary, codes_array, token_texts
@@ -90,6 +91,10 @@ def publish(
         "recommendations": artifacts.load(recommendations, "recommendations/v1"),
         "metrics": artifacts.load(metrics, "metrics/v1"),
     }
+    if has_queries(inputs["interactions"]):
+        raise ValueError(
+            "the model was trained on queries, but a bundle serves histories of items: use the model artifact itself."
+        )
     _check_evaluated(inputs, k)
     item_ids = inputs["semantic_ids"].read_table("semantic_ids.parquet")["item_id"].to_pylist()
     users, targets, found = _evaluated(inputs["recommendations"])

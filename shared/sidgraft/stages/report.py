@@ -12,6 +12,7 @@ from sidgraft import artifacts, comparisons, page, results
 from sidgraft.artifacts import Artifact, ArtifactError, FailedArtifactError
 from sidgraft.checks import one_of
 from sidgraft.page import MODEL, Variant
+from sidgraft.queries import has_queries
 
 COLUMNS = artifacts.SCHEMAS["metrics/v1"]["metrics.parquet"]
 
@@ -58,7 +59,8 @@ def report(
     if reference and not any(v.failures for v in variants):  # a study whose reference failed still has its report
         one_of("reference", reference, dict.fromkeys(v.name for v in variants))
     measured = [v for v in variants if v.metrics is not None]
-    compared = comparisons.compare(measured, reference)
+    judged = histories.read_table("judgements.parquet") if has_queries(histories) else None
+    compared = comparisons.compare(measured, reference, judged)
     html, verdict = page.render(variants, data, histories, codes, compared, title, examples, reference)
 
     inputs = {"catalog": data, "interactions": histories, "semantic_ids": codes}
