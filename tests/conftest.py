@@ -54,6 +54,7 @@ class ObjectStore:
             "-ip=127.0.0.1", f"-dir={folder / 'data'}", f"-s3.port={s3}", f"-master.port={master}",
             f"-volume.port={volume}", f"-filer.port={filer}", "-master.volumeSizeLimitMB=64", "-volume.max=30",
             "-master.telemetry=false", "-s3.iam=false", "-s3.autoCreateBucket=false",
+            "-s3.port.iceberg=0", "-s3.port.lance=0",  # fixed ports, which a second server would find taken
         ]  # fmt: skip
         self.environment = {
             "AWS_ENDPOINT_URL_S3": self.url,

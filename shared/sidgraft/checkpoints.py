@@ -1,4 +1,9 @@
-"""Checkpoints of a training run: when they are made, which are whole, which go, and whose they are."""
+"""Checkpoints of a training run: when they are made, which are whole, which go, and whose they are.
+
+They are written to a directory. Where the run keeps them in an object store, that is a directory of the cache, and each
+is uploaded when it is whole here: RUN/checkpoint-STEP, and beside it, in RUN/beside-STEP, what else the run needs to go
+on (the best weights so far, rows kept for a depth sweep), sent again only when it has changed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from transformers import TrainerCallback
@@ -17,6 +22,9 @@ from sidgraft import distributed, storage
 from sidgraft.progress import say
 
 WHOLE = "whole.json"  # written last, by one rename: a checkpoint without it is cut short
+RUNNING = "running.txt"  # in the run's folder in the store: written first, so that a refusal is known at once
+BESIDE, FILES = "beside", "files"  # in it, of a checkpoint that is uploaded: the folder beside it; names and sizes
+PASSING = (".partial", ".old")  # endings of what is being written or replaced
 
 
 class Checkpoints(TrainerCallback):
@@ -24,11 +32,14 @@ class Checkpoints(TrainerCallback):
 
     A checkpoint counts when all processes have written their part; only then are older ones removed. ``made_for``
     names what a checkpoint cannot be used without (base model, vocabulary, number of processes); `last` refuses
-    one that was made for something else. Beside the one after each epoch there is one every ``minutes``.
+    one that was made for something else. Beside the one after each epoch there is one every ``minutes``. ``remote`` is
+    the run's folder in an object store, or empty.
     """
 
-    def __init__(self, directory: Path, made_for: dict[str, Any], minutes: float) -> None:
-        self.directory, self.made_for, self.minutes = directory, made_for, minutes
+    def __init__(self, directory: Path, made_for: dict[str, Any], minutes: float, remote: str = "") -> None:
+        self.directory, self.made_for, self.minutes, self.remote = directory, made_for, minutes, remote
+        self.beside = ""  # the folder in the store of what lies beside the checkpoints
+        self.sent: dict[str, tuple[int, int]] = {}  # what it holds
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.saved = time.monotonic()
@@ -44,37 +55,145 @@ class Checkpoints(TrainerCallback):
         distributed.barrier()
         if distributed.rank() == 0:
             written = self.directory / f"checkpoint-{state.global_step}"
+            beside = self._beside() if self.remote else {}
+            if beside != self.sent:
+                self.beside = f"{BESIDE}-{state.global_step}"
+            about = {BESIDE: self.beside, FILES: sizes(written)} if self.remote else {}
             draft = written / f".{WHOLE}"
-            draft.write_text(json.dumps(self.made_for, indent=1) + "\n", encoding="utf-8")
+            draft.write_text(json.dumps(self.made_for | about, indent=1) + "\n", encoding="utf-8")
             os.replace(draft, written / WHOLE)
             for step, path in found(self.directory).items():
                 if step != state.global_step:
                     shutil.rmtree(path)
+            if self.remote:
+                self._upload(written, beside)
         self.saved = time.monotonic()
 
     def last(self) -> str | None:
-        """The newest whole checkpoint; removes those cut short. Raises ValueError when it was made for another run."""
+        """The newest whole checkpoint; removes those cut short. Raises ValueError when it was made for another run.
+
+        One in the store that is newer than those here is brought here, all of it checked. One that is damaged there is
+        passed over where an older one is whole, else a StorageError.
+        """
         if distributed.rank() == 0:
             remove_unfinished(self.directory)
+            if self.remote:
+                self._fetch_newest()
         distributed.barrier()
         checkpoints = found(self.directory)
         if not checkpoints:
             return None
         step, path = max(checkpoints.items())
-        made_for = json.loads((path / WHOLE).read_text(encoding="utf-8"))
+        self._check(json.loads((path / WHOLE).read_text(encoding="utf-8")), path)
+        say(f"resuming from the checkpoint at step {step}")
+        return str(path)
+
+    def _check(self, made_for: dict[str, Any], place: Any) -> None:
         for name, value in self.made_for.items():
             if made_for.get(name) != value:
                 raise ValueError(
-                    f"the checkpoint {path} was made for {name} {made_for.get(name)}, but this run has {name} {value}:"
+                    f"the checkpoint {place} was made for {name} {made_for.get(name)}, but this run has {name} {value}:"
                     " give another checkpoints directory, or the run that it was made for, or remove it."
                 )
-        say(f"resuming from the checkpoint at step {step}")
-        return str(path)
+
+    def _beside(self) -> dict[str, tuple[int, int]]:
+        """The files beside the checkpoints by name, with their sizes and times."""
+        entries = [
+            entry
+            for entry in self.directory.iterdir()
+            if not entry.name.startswith((".", "checkpoint-")) and entry.suffix not in PASSING
+        ]
+        files = [file for entry in entries for file in (entry.rglob("*") if entry.is_dir() else [entry])]
+        facts = {file.relative_to(self.directory).as_posix(): file.stat() for file in sorted(files) if file.is_file()}
+        return {name: (fact.st_size, fact.st_mtime_ns) for name, fact in facts.items()}
+
+    def _upload(self, written: Path, beside: dict[str, tuple[int, int]]) -> None:
+        """Upload a checkpoint that is whole, `whole.json` last; only then remove what it replaces."""
+        try:
+            if beside != self.sent:
+                for name in dict.fromkeys(name.partition("/")[0] for name in beside):
+                    storage.upload(self.directory / name, f"{self.remote}/{self.beside}/{name}")
+                self.sent = beside
+            storage.upload(written, f"{self.remote}/{written.name}", last=WHOLE)
+            for name in self._in_store().keys() - {written.name, self.beside, RUNNING}:
+                storage.delete(f"{self.remote}/{name}")
+        except storage.StorageError as error:
+            raise storage.StorageError(
+                f"the checkpoint {written.name} could not be kept in the store: {error} An older one there is still"
+                " whole. Give the same command again: it goes on from the last whole checkpoint."
+            ) from error
+
+    def _in_store(self) -> dict[str, list[str]]:
+        """The folders of the run in the store, each with the names of its files."""
+        folders: dict[str, list[str]] = {}
+        for uri in storage.list_uris(self.remote):
+            folder, _, name = uri.removeprefix(f"{self.remote}/").partition("/")
+            folders.setdefault(folder, []).append(name)
+        return folders
+
+    def _fetch_newest(self) -> None:
+        """Bring the newest whole checkpoint of the store here, unless there is one here that is as new."""
+        here = max(found(self.directory), default=-1)
+        folders = self._in_store()
+        damaged: ValueError | None = None
+        for step in sorted((step for step in _whole(folders) if step > here), reverse=True):
+            place = f"{self.remote}/checkpoint-{step}"
+            try:
+                facts = json.loads(storage.read_text(f"{place}/{WHOLE}"))
+            except ValueError as error:
+                damaged = error
+            else:
+                self._check(facts, place)
+                damaged = self._fetch(place, facts)
+            if damaged is None:
+                return
+            say(f"the checkpoint {place} cannot be used: {damaged}")
+        if damaged and here < 0:
+            raise storage.StorageError(
+                f"no checkpoint of this run under {self.remote} can be used: {damaged} Delete that folder to train from"
+                " the beginning."
+            )
+
+    def _fetch(self, place: str, facts: dict[str, Any]) -> storage.StorageError | None:
+        """Bring a checkpoint here, what lies beside it first, so that what looks whole is; return what is wrong."""
+        beside, arrived = (self.directory / f".{name}.partial" for name in (BESIDE, "checkpoint"))
+        try:
+            if facts.get(BESIDE):
+                storage.download(f"{self.remote}/{facts[BESIDE]}", beside)
+            storage.download(place, arrived)
+            if sizes(arrived) != facts.get(FILES):
+                raise storage.StorageError(f"{place} does not hold the files that its {WHOLE} names.")
+            for entry in beside.iterdir() if beside.is_dir() else ():
+                target = self.directory / entry.name
+                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+                entry.rename(target)
+            arrived.rename(self.directory / PurePosixPath(place).name)
+        except storage.StorageError as error:
+            return error
+        finally:
+            for folder in (beside, arrived):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def sizes(checkpoint: Path) -> dict[str, int]:
+    """The files of a checkpoint by name, `whole.json` apart, with their sizes."""
+    files = (file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != WHOLE)
+    return {file.relative_to(checkpoint).as_posix(): file.stat().st_size for file in files}
+
+
+def _whole(folders: dict[str, list[str]]) -> list[int]:
+    """The steps of the checkpoints that have their `whole.json`, and whose upload or deletion did not break off."""
+    names = [name for name, files in folders.items() if WHOLE in files and storage.INCOMPLETE not in files]
+    return [_step(name) for name in names if name.startswith("checkpoint-")]
+
+
+def _step(name: str) -> int:
+    return int(name.removeprefix("checkpoint-"))
 
 
 def found(directory: Path) -> dict[int, Path]:
     """The checkpoints in a directory by step, whole or not."""
-    return {int(path.name.removeprefix("checkpoint-")): path for path in directory.glob("checkpoint-*")}
+    return {_step(path.name): path for path in directory.glob("checkpoint-*")}
 
 
 def remove_unfinished(directory: Path) -> list[Path]:
@@ -98,20 +217,42 @@ def explain_failed_write(directory: Path, error: Exception) -> None:
     ) from error
 
 
+def kept_where(checkpoints: str) -> str:
+    """``checkpoints``, but empty for an object store where the processes run on several machines, and a sentence.
+
+    Each machine then holds a part of a checkpoint that the one which uploads does not see.
+    """
+    if storage.is_remote(checkpoints) and not distributed.on_one_machine():
+        if distributed.rank() == 0:
+            say(
+                f"no checkpoints are kept under {checkpoints}: each of the machines holds its own part. Give a"
+                " directory that all of them share."
+            )
+        return ""
+    return checkpoints
+
+
+def remote_place(checkpoints: str, name: str) -> str:
+    """The folder of a run in the object store; empty where ``checkpoints`` is a directory of this machine, or none."""
+    return f"{checkpoints.rstrip('/')}/{name}" if storage.is_remote(checkpoints) else ""
+
+
 @contextmanager
 def working_directory(checkpoints: str, name: str, out: str) -> Iterator[Path]:
     """Where a training run keeps its checkpoints: ``checkpoints``/``name``, or a temporary place beside ``out``.
 
     It is removed when the body ends well; after an error or a kill the one under ``checkpoints`` stays, and the
-    same run finds it again (``name`` holds the digest of its arguments and inputs). Raises ValueError for checkpoints
-    in an object store, where nothing can be renamed.
+    same run finds it again (``name`` holds the digest of its arguments and inputs). Of checkpoints in an object store
+    there is a directory in the cache, and a store that refuses them is known before anything is computed.
     """
-    if storage.is_remote(checkpoints):
-        raise ValueError(
-            f"checkpoints is {checkpoints}, expected a directory: give one that outlives the run, such as on a volume."
-        )
-    beside = storage.cache_folder() / "training" / name if storage.is_remote(out) else Path(out)
-    place = Path(checkpoints) / name if checkpoints else beside.parent / f".{beside.name}.training"
+    remote = remote_place(checkpoints, name)
+    if remote:
+        if distributed.rank() == 0:
+            storage.write_text(f"{remote}/{RUNNING}", name + "\n")
+        place = storage.cache_folder() / "checkpoints" / name
+    else:
+        beside = storage.cache_folder() / "training" / name if storage.is_remote(out) else Path(out)
+        place = Path(checkpoints) / name if checkpoints else beside.parent / f".{beside.name}.training"
     place.mkdir(parents=True, exist_ok=True)
     try:
         yield place
@@ -121,3 +262,8 @@ def working_directory(checkpoints: str, name: str, out: str) -> Iterator[Path]:
         raise
     if distributed.rank() == 0:  # the others end before it has read the weights
         shutil.rmtree(place, ignore_errors=True)
+        if remote:
+            try:
+                storage.delete(remote)
+            except storage.StorageError as error:  # the result stands: what is left in the store is no failure
+                say(f"the checkpoints under {remote} were not removed: {error}")

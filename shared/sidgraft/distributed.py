@@ -122,6 +122,11 @@ def deepspeed_config(strategy: str, *, bfloat16: bool) -> dict[str, Any] | None:
     }
 
 
+def on_one_machine() -> bool:
+    """Whether all processes run on this machine."""
+    return not is_launched() or int(os.environ.get("LOCAL_WORLD_SIZE", world())) == world()
+
+
 def barrier() -> None:
     """Wait for all processes."""
     if world() > 1:

@@ -144,12 +144,12 @@ def download(uri: str | Path, path: str | Path) -> None:
         _download(uri, bucket, _find(uri), path)
 
 
-def upload(path: str | Path, uri: str | Path) -> None:
+def upload(path: str | Path, uri: str | Path, last: str = MANIFEST) -> None:
     """Bring a local file or folder to ``uri``, in place of what is there.
 
-    A remote folder is marked incomplete while it changes; files that are there already with the same content are
-    not sent again, so that an upload that broke off goes on where it was. Raises StorageError when the store
-    refuses, does not answer, or has not kept all of it.
+    A remote folder is marked incomplete while it changes, and its file ``last`` is written last; files that are there
+    already with the same content are not sent again, so that an upload that broke off goes on where it was. Raises
+    StorageError when the store refuses, does not answer, or has not kept all of it.
     """
     path = Path(path)
     if not path.exists():
@@ -163,7 +163,7 @@ def upload(path: str | Path, uri: str | Path) -> None:
             with _meter("upload", path.name, path.stat().st_size) as meter:
                 _put_file(bucket, key, path, meter)
         else:
-            _upload_folder(path, bucket, key.rstrip("/") + "/")
+            _upload_folder(path, bucket, key.rstrip("/") + "/", last)
 
 
 def delete(prefix: str | Path) -> None:
@@ -294,15 +294,15 @@ def _marked_incomplete(bucket: str, folder: str) -> Iterator[None]:
     _connection().remove_object(bucket, folder + INCOMPLETE)
 
 
-def _upload_folder(path: Path, bucket: str, folder: str) -> None:
+def _upload_folder(path: Path, bucket: str, folder: str, last: str) -> None:
     files = {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
     if not files:
         raise StorageError(f"{path} holds no files, so there is nothing to upload to s3://{bucket}/{folder}.")
     before = {found.name: found for found in _listed(bucket, folder)}
     total = sum(file.stat().st_size for file in files.values())
     with _meter("upload", path.name, total) as meter, _marked_incomplete(bucket, folder):
-        _remove(bucket, [folder + MANIFEST] if MANIFEST in before else [])
-        for name in sorted(files, key=lambda name: (name == MANIFEST, name)):
+        _remove(bucket, [folder + last] if last in before else [])
+        for name in sorted(files, key=lambda name: (name == last, name)):
             _put_file(bucket, folder + name, files[name], meter, before.get(name))
         _remove(bucket, [found.key for name, found in before.items() if name not in (*files, INCOMPLETE)])
 

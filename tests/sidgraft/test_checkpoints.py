@@ -115,9 +115,3 @@ def test_a_checkpoint_cut_short_is_removed_and_the_older_one_taken(tmp_path):
     (tmp_path / "checkpoint-10" / "trainer_state.json").write_text("{}")
     assert checkpoints.Checkpoints(tmp_path, {}, 10.0).last() == str(tmp_path / "checkpoint-5")
     assert not (tmp_path / "checkpoint-10").exists()
-
-
-def test_checkpoints_in_an_object_store_are_refused(shop, tmp_path):
-    with pytest.raises(ValueError, match="checkpoints is s3://bucket/run, expected a directory"):
-        run(shop, tmp_path / "out", checkpoints="s3://bucket/run")
-    assert list(tmp_path.iterdir()) == []

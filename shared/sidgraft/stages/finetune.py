@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from sidgraft import adapters, artifacts, checks, corpora, distributed, objectives, trainjob
-from sidgraft.checkpoints import Checkpoints, working_directory
+from sidgraft.checkpoints import Checkpoints, kept_where, remote_place, working_directory
 from sidgraft.mixtures import FollowEpochs, Mixture
 from sidgraft.models import load_grafted, made_for
 from sidgraft.precisions import DTYPES
@@ -106,7 +106,7 @@ def finetune(
             size is that of all together.
         nodes: Machines to train on, in a task of Kubeflow Pipelines: more than one makes a TrainJob of Kubeflow Trainer
             with as many processes on each, which shares files with the task through checkpoints, a place on s3://.
-        checkpoints: Directory for resumable checkpoints; empty makes none.
+        checkpoints: Directory for resumable checkpoints, or a place on s3://; empty makes none.
         checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
     """
     settings = {
@@ -175,6 +175,7 @@ def finetune(
         spread = {"nodes": nodes, "processes": processes, "checkpoints": checkpoints}
         trainjob.launch("finetune", paths, command, out, digest=digest, **spread)
         return dict(artifacts.load(out, "model/v1").metadata)
+    checkpoints = kept_where(checkpoints)
     with working_directory(
         checkpoints, f"finetune-{digest}", out
     ) as work:  # the checkpoints go when the artifact stands
@@ -230,7 +231,7 @@ def finetune(
             grounding_epochs=mixture.grounding_epochs,
         )
         facts = made_for(inputs["token_rows"]) | {"processes": distributed.world()}
-        saved = Checkpoints(work, facts, checkpoint_minutes)
+        saved = Checkpoints(work, facts, checkpoint_minutes, remote_place(checkpoints, work.name))
         progress = ShowProgress("finetune", tokens / len(mixture) * min(batch_size, len(mixture)))
         trainer = GraftTrainer(
             model=model,

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import Trainer
 
 from sidgraft import artifacts, checks, corpora
-from sidgraft.checkpoints import Checkpoints, working_directory
+from sidgraft.checkpoints import Checkpoints, remote_place, working_directory
 from sidgraft.models import load_grafted, load_rows, made_for
 from sidgraft.objectives import check_on_queries
 from sidgraft.precisions import DTYPES
@@ -71,7 +71,7 @@ def ground(
         keep_epochs: Epochs, comma-separated, whose rows are kept beside the last ones, for a depth sweep.
         precision: bfloat16 or float32, of the frozen model; the rows are always float32.
         seed: Seed of the data order.
-        checkpoints: Directory for resumable checkpoints; empty makes none.
+        checkpoints: Directory for resumable checkpoints, or a place on s3://; empty makes none.
         checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
     """
     settings = {
@@ -113,7 +113,7 @@ def ground(
         grounding = GroundingModel(model, vocabulary, load_rows(rows_from))
         tokens = sum(map(len, samples))
         say(f"grounding on {len(samples)} sequences of {tokens / len(samples):.0f} tokens on average")
-        saved = Checkpoints(work, made_for(rows_from), checkpoint_minutes)
+        saved = Checkpoints(work, made_for(rows_from), checkpoint_minutes, remote_place(checkpoints, work.name))
         progress = ShowProgress("ground", tokens / len(samples) * min(batch_size, len(samples)))
         trainer = Trainer(
             model=grounding,
