@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import fake_kubernetes
 import kubernetes
@@ -46,6 +47,7 @@ def cluster(monkeypatch, tmp_path, store):
                 "PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", 1)),
                 "PET_NODE_RANK": str(number), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port),
                 "XDG_CACHE_HOME": str(tmp_path / f"node-{number}"), "OMP_NUM_THREADS": "1",
+                "TORCH_EXTENSIONS_DIR": str(Path.home() / ".cache" / "torch_extensions"),  # DeepSpeed compiles on CPUs
             }  # fmt: skip
             assert trainer["command"][0] == "torchrun"
             command = [sys.executable, "-m", "torch.distributed.run", *trainer["command"][1:]]
@@ -70,11 +72,14 @@ def cluster(monkeypatch, tmp_path, store):
         yield fake
 
 
-def test_two_nodes_give_the_curve_and_the_weights_of_one_process(cluster, store, shop, tmp_path):
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+def test_two_nodes_give_the_curve_and_the_weights_of_one_process(cluster, store, shop, tmp_path, strategy):
+    if strategy != "ddp":
+        pytest.importorskip("deepspeed")
     inputs = {name: shop[name] for name in INPUTS}
     place = f"{store.place}/checkpoints"
     alone = finetune(**inputs, out=str(tmp_path / "alone"), **SETTINGS)
-    spread = finetune(**inputs, out=str(tmp_path / "spread"), strategy="ddp", nodes=2, checkpoints=place, **SETTINGS)
+    spread = finetune(**inputs, out=str(tmp_path / "spread"), strategy=strategy, nodes=2, checkpoints=place, **SETTINGS)
     assert {key: alone[key] for key in ("users", "steps", "t_star")} == {
         k: spread[k] for k in ("users", "steps", "t_star")
     }
