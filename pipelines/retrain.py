@@ -7,7 +7,6 @@ from typing import Any
 
 from kfp import dsl
 
-from components.baselines.component import baselines
 from components.embed.component import embed
 from components.evaluate.component import evaluate
 from components.expand.component import expand
@@ -18,7 +17,8 @@ from components.prepare.component import prepare
 from components.publish.component import publish
 from components.quantize.component import quantize
 from components.watch.component import watch
-from pipelines.inputs import JUDGED, Inputs, pipeline_inputs, takes
+from pipelines.inputs import Inputs, pipeline_inputs, takes
+from pipelines.steps import baseline_step
 from sidgraft.signatures import Parameter
 
 STAGES = (
@@ -54,9 +54,7 @@ def train_and_publish(
 ) -> None:
     """Expand, ground and fine-tune from the previous version or the base model; judge; publish or refuse."""
     seed = inputs["seed"]
-    judged = {name: inputs[f"evaluate_{name}"] for name in JUDGED}
-    data = {name: shared[name] for name in ("catalog", "interactions")}
-    recommended = baselines(**data, item_embeddings=vectors, **inputs.of("baselines", **judged)).outputs["out"]
+    recommended = baseline_step(inputs, shared["interactions"], shared["catalog"], vectors)
     rows = expand(
         semantic_ids=shared["semantic_ids"],
         catalog=shared["catalog"],

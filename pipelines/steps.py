@@ -26,17 +26,21 @@ def shared_steps(inputs: Inputs) -> Shared:
     catalog, interactions = data.outputs["out_catalog"], data.outputs["out_interactions"]
     vectors = embed(catalog=catalog, **inputs.of("embed")).outputs["out"]
     ids = quantize(item_embeddings=vectors, **inputs.of("quantize")).outputs["out"]
-    given = {name: inputs[f"evaluate_{name}"] for name in JUDGED} | {n: inputs[f"embed_{n}"] for n in ENCODED}
-    recommended = baselines(
-        interactions=interactions, catalog=catalog, item_embeddings=vectors, **inputs.of("baselines", **given)
-    ).outputs["out"]
     return {
         "catalog": catalog,
         "interactions": interactions,
         "item_embeddings": vectors,
         "semantic_ids": ids,
-        "baselines": recommended,
+        "baselines": baseline_step(inputs, interactions, catalog, vectors),
     }
+
+
+def baseline_step(inputs: Inputs, interactions: Any, catalog: Any, vectors: Any) -> Any:
+    """Recommend by the baselines to the users that `evaluate` judges, with the encoder that `embed` used."""
+    given = {name: inputs[f"evaluate_{name}"] for name in JUDGED} | {n: inputs[f"embed_{n}"] for n in ENCODED}
+    return baselines(
+        interactions=interactions, catalog=catalog, item_embeddings=vectors, **inputs.of("baselines", **given)
+    ).outputs["out"]
 
 
 def variant_steps(
