@@ -152,7 +152,7 @@ def test_the_form_describes_every_input_and_only_files_have_no_default(file):
     assert all(entry.get("description") for entry in inputs.values())
     places = {"catalog", "interactions"} | ({"bundles"} if file.name.startswith("retrain.") else set())
     assert {name for name, entry in inputs.items() if not entry.get("isOptional")} == places
-    own = {*places, "variant", "seed", "variants", "seeds"}
+    own = {*places, "queries", "variant", "seed", "variants", "seeds"}
     assert all(name in own or name.removeprefix("incremental_").split("_")[0] in STAGES for name in inputs)
     assert all(entry.get("defaultValue") is not True for name, entry in inputs.items() if "trust_remote" in name)
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from sidgraft import adapters, artifacts, checks, corpora, distributed, objectives, trainjob
 from sidgraft.checkpoints import Checkpoints, kept_where, remote_place, working_directory
@@ -12,9 +16,9 @@ from sidgraft.mixtures import FollowEpochs, Mixture
 from sidgraft.models import load_grafted, made_for
 from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
-from sidgraft.prompts import NextItem, QueryItem
-from sidgraft.queries import read_queries
-from sidgraft.sequences import check_same_items, read_sequences
+from sidgraft.prompts import NextItem, QueryItem, Sample
+from sidgraft.queries import Queries, read_queries
+from sidgraft.sequences import Sequences, check_same_items, read_sequences
 from sidgraft.sids import codes_array
 from sidgraft.training import (
     GraftTrainer,
@@ -27,7 +31,7 @@ from sidgraft.training import (
     write_training,
 )
 from sidgraft.trie import build_trie
-from sidgraft.validation import FIGURES, ValidateEachEpoch, best_epoch, finished, ndcg_of, recall_of
+from sidgraft.validation import FIGURES, Measure, ValidateEachEpoch, best_epoch, finished, ndcg_of, recall_of
 
 
 def finetune(
@@ -125,48 +129,17 @@ def finetune(
             "checkpoint_minutes",
         )
     }
-    weights = objectives.parse_tasks(tasks)
-    checks.one_of("grounding", grounding, ("none", *objectives.CORPORA))
-    autocast = DTYPES[checks.one_of("precision", precision, DTYPES)]
-    checks.positive(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size, patience=patience)
-    checks.positive(grounding_epochs=grounding_epochs, nodes=nodes)
-    if not 0 <= warmup < 1:
-        raise ValueError(f"warmup is {warmup}, expected a share of the planned steps, from 0 to below 1.")
-    checks.not_negative(weight_decay=weight_decay, validation_users=validation_users)
-    if validation_beams < 5:
-        raise ValueError(
-            f"validation_beams is {validation_beams}, expected at least 5: the best epoch is that of a figure at 5."
-        )
-    checks.positive(lora_rank=lora_rank, lora_alpha=lora_alpha)
-    checks.not_negative(lora_dropout=lora_dropout, processes=processes, checkpoint_minutes=checkpoint_minutes)
-    distributed.join()
-    distributed.check(checks.one_of("strategy", strategy, distributed.STRATEGIES), processes * nodes or nodes)
-    adapters.check(checks.one_of("mode", mode, adapters.MODES), strategy)
+    _check(settings, processes=processes, nodes=nodes, checkpoint_minutes=checkpoint_minutes)
     inputs = {
         "token_rows": artifacts.load(token_rows, "token_rows/v1"),
         "catalog": artifacts.load(catalog, "catalog/v1"),
         "semantic_ids": artifacts.load(semantic_ids, "semantic_ids/v1"),
         "interactions": artifacts.load(interactions, "interactions/v1"),
     }
-    items = inputs["semantic_ids"].read_table("semantic_ids.parquet")
-    described = inputs["catalog"].read_table("catalog.parquet")
-    check_same_items(described, items)
-    codes_NL = codes_array(items)
-    item_ids = items["item_id"].to_pylist()
-    sequences, queries = (
-        read_sequences(inputs["interactions"], item_ids),
-        read_queries(inputs["interactions"], item_ids),
-    )
-    if queries is None:
-        users = sequences.users_with("valid", validation_users)
-    else:  # a query stands in a user's place
-        users = queries.of("valid", validation_users)
-        weights = objectives.parse_tasks_on_queries(tasks)
+    data = _read(inputs, validation_users)
+    if data.queries is not None:
         objectives.check_on_queries("grounding", grounding)
-    if not len(users):
-        raise ValueError(
-            "no user has a validation target: give longer histories, or another split in `sidgraft prepare`."
-        )
+    weights = (objectives.parse_tasks if data.queries is None else objectives.parse_tasks_on_queries)(tasks)
 
     digest = artifacts.run_digest(settings, inputs)
     paths = {"token_rows": token_rows, "catalog": catalog, "semantic_ids": semantic_ids, "interactions": interactions}
@@ -176,38 +149,28 @@ def finetune(
         trainjob.launch("finetune", paths, command, out, digest=digest, **spread)
         return dict(artifacts.load(out, "model/v1").metadata)
     checkpoints = kept_where(checkpoints)
-    with working_directory(
-        checkpoints, f"finetune-{digest}", out
-    ) as work:  # the checkpoints go when the artifact stands
+    # The checkpoints go when the artifact stands.
+    with working_directory(checkpoints, f"finetune-{digest}", out) as work:
         if strategy != "none" and not distributed.is_launched():
             distributed.launch("finetune", paths | command | {"out": out, "checkpoints": checkpoints}, processes)
             return dict(artifacts.load(out, "model/v1").metadata)
 
+        autocast = DTYPES[precision]
         model, tokenizer, vocabulary = load_grafted(inputs["token_rows"], DTYPES["float32"], rows_epoch)
         if mode != "full":
             adapters.adapt(
                 model, mode, rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, dtype=autocast, seed=seed
             )
         supervise(model)
-        tokens_NS = vocabulary.item_tokens(codes_NL)
-        # Nothing below sees a user's validation or test item, or a query that validates or tests.
-        histories = sequences.training()
+        tokens_NS = vocabulary.item_tokens(data.codes_NL)
         ks = [k for k in (5, 10) if k <= validation_beams]
-        if queries is None:
-            next_item = NextItem(tokenizer, vocabulary, max_length)
-            samples = [next_item.sample(tokens_NS[rows]) for rows in histories]
-            prompts = [next_item.prompt(tokens_NS[sequences.history(user, "valid")]) for user in users]
-            measure = recall_of([sequences.target(user, "valid") for user in users], ks)
+        if data.queries is None:
+            task = _histories(data, NextItem(tokenizer, vocabulary, max_length), tokens_NS, ks)
         else:
-            fitting = QueryItem(tokenizer, vocabulary, max_length)
-            texts = fitting.texts(queries.prompts)
-            pairs = zip(*queries.training_pairs(), strict=True)
-            samples = [fitting.sample(texts[query], tokens_NS[item]) for query, item in pairs]
-            prompts = [fitting.prompt(texts[query]) for query in users]
-            measure = ndcg_of(queries, users, ks)
-        about = (tokenizer, described, histories, tokens_NS)
+            task = _queries(data, data.queries, QueryItem(tokenizer, vocabulary, max_length), tokens_NS, ks)
+        about = (tokenizer, data.described, data.histories, tokens_NS)
         mixture = Mixture(
-            samples,
+            task.samples,
             {name: (corpora.corpus(name, *about, max_length=max_length), w) for name, w in weights.items()},
             grounding=() if grounding == "none" else corpora.corpus(grounding, *about, max_length=max_length),
             grounding_epochs=0 if grounding == "none" else grounding_epochs,
@@ -216,14 +179,14 @@ def finetune(
         mixture.set_epoch(mixture.grounding_epochs)
         tokens = sum(len(sample) for sample in mixture)
         say(
-            f"fine-tuning on {len(histories)} {'users' if queries is None else 'queries'}, {len(mixture)} samples an"
-            f" epoch of {tokens / len(mixture):.0f} tokens on average"
+            f"fine-tuning on {len(data.histories)} {'users' if data.queries is None else 'queries'}, {len(mixture)}"
+            f" samples an epoch of {tokens / len(mixture):.0f} tokens on average"
         )
         validation = ValidateEachEpoch(
-            build_trie(codes_NL),
+            build_trie(data.codes_NL),
             vocabulary,
-            prompts,
-            measure,
+            task.prompts,
+            task.measure,
             beams=validation_beams,
             patience=patience,
             autocast=autocast if precision == "bfloat16" else None,
@@ -261,26 +224,110 @@ def finetune(
         if distributed.rank() > 0:
             return {}
         with artifacts.create(out, "model/v1", stage="finetune", arguments=settings, inputs=inputs) as draft:
-            best = best_epoch(trainer.state.log_history)
             shutil.copytree(work / "best", draft.path, dirs_exist_ok=True)
             tokenizer.save_pretrained(draft.path)
             vocabulary.save(draft.path)
             shutil.copy(inputs["token_rows"].path / "base_model.json", draft.path / "base_model.json")
-            # The papers count optimizer steps from 0: the end of the first of 1398-step epochs is step 1397.
-            # Those of grounding are counted apart; all epochs have the same number of steps.
-            grounding_steps = mixture.grounding_epochs * best["step"] // round(best["epoch"])
-            figures = {
-                "t_star": best["step"] - grounding_steps - 1,
-                "best_epoch": round(best["epoch"]) - mixture.grounding_epochs,
-            } | {f"best_{name}": best[name] for name in FIGURES if name in best}
+            figures = _figures(trainer.state, mixture.grounding_epochs)
+            steps = {"grounding_steps": figures.pop("grounding_steps"), "steps": trainer.state.global_step}
             write_training(draft.path, {"log": logged(trainer.state), **figures})
-            draft.metadata.update(
-                users=len(histories),
-                samples=len(mixture),
-                tokens=tokens,
-                grounding_steps=grounding_steps,
-                steps=trainer.state.global_step,
-                validation_users=len(users),
-                **figures,
-            )
+            counts = {"users": len(data.histories), "samples": len(mixture), "tokens": tokens}
+            draft.metadata.update(counts | steps | {"validation_users": len(data.users)} | figures)
             return dict(draft.metadata)
+
+
+def _check(settings: dict[str, Any], *, processes: int, nodes: int, checkpoint_minutes: float) -> None:
+    """Refuse what no training can be done with, before anything is read."""
+    objectives.parse_tasks(settings["tasks"])
+    checks.one_of("grounding", settings["grounding"], ("none", *objectives.CORPORA))
+    checks.one_of("precision", settings["precision"], DTYPES)
+    above = ("epochs", "learning_rate", "batch_size", "patience", "grounding_epochs", "lora_rank", "lora_alpha")
+    checks.positive(**{name: settings[name] for name in above}, nodes=nodes)
+    from_zero = {name: settings[name] for name in ("weight_decay", "validation_users", "lora_dropout")}
+    checks.not_negative(**from_zero, processes=processes, checkpoint_minutes=checkpoint_minutes)
+    if not 0 <= settings["warmup"] < 1:
+        raise ValueError(f"warmup is {settings['warmup']}, expected a share of the planned steps, from 0 to below 1.")
+    if settings["validation_beams"] < 5:
+        raise ValueError(
+            f"validation_beams is {settings['validation_beams']}, expected at least 5: the best epoch is that of a"
+            " figure at 5."
+        )
+    distributed.join()
+    strategy = checks.one_of("strategy", settings["strategy"], distributed.STRATEGIES)
+    distributed.check(strategy, processes * nodes or nodes)
+    adapters.check(checks.one_of("mode", settings["mode"], adapters.MODES), strategy)
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The items, what is known of their users or queries, and who validates (users, or queries in their place)."""
+
+    described: pa.Table
+    codes_NL: np.ndarray
+    sequences: Sequences
+    queries: Queries | None
+    users: np.ndarray
+    histories: list[np.ndarray]  # nothing in them is a validation or test item, or a query that validates or tests
+
+
+def _read(inputs: dict[str, artifacts.Artifact], validation_users: int) -> _Data:
+    """Read what is trained on; ValueError where nobody validates, or the artifacts are of several catalogs."""
+    items = inputs["semantic_ids"].read_table("semantic_ids.parquet")
+    described = inputs["catalog"].read_table("catalog.parquet")
+    check_same_items(described, items)
+    item_ids = items["item_id"].to_pylist()
+    sequences = read_sequences(inputs["interactions"], item_ids)
+    queries = read_queries(inputs["interactions"], item_ids)
+    if queries is None:
+        users = sequences.users_with("valid", validation_users)
+    else:
+        users = queries.of("valid", validation_users)
+    if not len(users):
+        raise ValueError(
+            "no user has a validation target: give longer histories, or another split in `sidgraft prepare`."
+        )
+    return _Data(described, codes_array(items), sequences, queries, users, sequences.training())
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Samples to train on, the prompts that validate, and the figures of what is decoded from these."""
+
+    samples: list[Sample]
+    prompts: list[np.ndarray]
+    measure: Measure
+
+
+def _histories(data: _Data, next_item: NextItem, tokens_NS: np.ndarray, ks: list[int]) -> _Task:
+    """The next item of a history."""
+    return _Task(
+        [next_item.sample(tokens_NS[rows]) for rows in data.histories],
+        [next_item.prompt(tokens_NS[data.sequences.history(user, "valid")]) for user in data.users],
+        recall_of([data.sequences.target(user, "valid") for user in data.users], ks),
+    )
+
+
+def _queries(data: _Data, queries: Queries, fitting: QueryItem, tokens_NS: np.ndarray, ks: list[int]) -> _Task:
+    """An item that fits a query."""
+    texts = fitting.texts(queries.prompts)
+    pairs = zip(*queries.training_pairs(), strict=True)
+    return _Task(
+        [fitting.sample(texts[query], tokens_NS[item]) for query, item in pairs],
+        [fitting.prompt(texts[query]) for query in data.users],
+        ndcg_of(queries, data.users, ks),
+    )
+
+
+def _figures(state: Any, grounding_epochs: int) -> dict[str, Any]:
+    """Where training was best; steps as the papers count them.
+
+    They count optimizer steps from 0: the end of the first of 1398-step epochs is step 1397. Those of grounding are
+    counted apart; all epochs have the same number of steps.
+    """
+    best = best_epoch(state.log_history)
+    grounding_steps = grounding_epochs * best["step"] // round(best["epoch"])
+    return {
+        "grounding_steps": grounding_steps,
+        "t_star": best["step"] - grounding_steps - 1,
+        "best_epoch": round(best["epoch"]) - grounding_epochs,
+    } | {f"best_{name}": best[name] for name in FIGURES if name in best}
