@@ -109,7 +109,8 @@ def finetune(
         processes: Processes on this machine for these strategies; 0 starts one for every visible GPU. The batch
             size is that of all together.
         nodes: Machines to train on, in a task of Kubeflow Pipelines: more than one makes a TrainJob of Kubeflow Trainer
-            with as many processes on each, which shares files with the task through checkpoints, a place on s3://.
+            with as many processes on each, which shares files with the task through checkpoints, a place on s3://. Such
+            a job keeps no checkpoints: one that fails begins anew.
         checkpoints: Directory for resumable checkpoints, or a place on s3://; empty makes none.
         checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
     """
