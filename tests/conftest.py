@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import sysconfig
 import time
 import urllib.error
@@ -90,6 +91,22 @@ class ObjectStore:
         from minio import Minio
 
         return Minio(self.url.removeprefix("http://"), ACCESS_KEY, SECRET_KEY, secure=False, region="us-east-1")
+
+
+def thread_settings():
+    """What decides how many threads a process started now would use, and this one uses."""
+    variables = {name: value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")}
+    torch = sys.modules.get("torch")
+    return variables, torch and torch.get_num_threads()
+
+
+@pytest.fixture(autouse=True)
+def threads_stay_as_they_were():
+    """Sums depend on the number of threads: a test that leaves another spoils the equality that later ones ask for."""
+    before = thread_settings()
+    yield
+    after = thread_settings()
+    assert after == before or (before[1] is None and after[0] == before[0])
 
 
 @pytest.fixture(scope="session")

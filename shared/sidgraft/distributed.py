@@ -81,6 +81,8 @@ def launch(stage: str, arguments: Mapping[str, Any], processes: int) -> None:
 
     count = processes or max(torch.cuda.device_count(), 1)
     command = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={count}", "-m", "sidgraft.cli", stage]
+    environment = dict(os.environ)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(torch.get_num_threads() // count, 1)))
     try:
         torchrun.run(torchrun.parse_args(command + [flag(name, value) for name, value in arguments.items()]))
     except ChildFailedError as error:
@@ -91,6 +93,9 @@ def launch(stage: str, arguments: Mapping[str, Any], processes: int) -> None:
             f"process {number} of {count} ended with exit status {failure.exitcode} (-9 is often a lack of memory);"
             " what it printed stands above."
         ) from None
+    finally:  # what was set for those processes is not for others that this one starts later
+        os.environ.clear()
+        os.environ.update(environment)
 
 
 def flag(name: str, value: Any) -> str:

@@ -102,6 +102,29 @@ def test_what_a_process_refuses_is_told_by_the_stage(shop, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("given", [None, "3"])
+def test_processes_share_the_threads_and_leave_the_environment_as_it_was(tmp_path, monkeypatch, given):
+    torchrun = "torch.distributed.run.run"
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 9)
+    before, seen = dict(os.environ), []
+
+    def run(options):
+        seen.append((options.nproc_per_node, os.environ["OMP_NUM_THREADS"]))
+        os.environ["SET_BY_TORCHRUN"] = "1"
+        if len(seen) > 1:
+            raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(torchrun, run)
+    distributed.launch("finetune", {}, 4)
+    with pytest.raises(RuntimeError, match="luck"):
+        distributed.launch("finetune", {}, 16)
+    assert seen == [("4", given or "2"), ("16", given or "1")]
+    assert dict(os.environ) == before
+
+
 @pytest.mark.parametrize("world", [1, 2, 4, 5])
 def test_the_shares_average_to_the_gradient_of_the_whole_batch(tmp_path, world):
     """Five processes have more than the three samples; shares have unequal numbers of targets."""
