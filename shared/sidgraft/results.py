@@ -389,7 +389,9 @@ def _judgement(value: float, baselines: dict[str, float], conclusions: dict[str,
     below = [b for b, v in baselines.items() if v > value]
     level = [b for b, v in baselines.items() if v == value]
     if below:
-        return f"The model is below the {_baselines(below)}."
+        open_ = [b for b in below if conclusions.get(b) == INCONCLUSIVE]
+        unsure = f", but the difference to {joined(open_)} is inconclusive" if open_ else ""
+        return f"The model is below the {_baselines(below)}{unsure}."
     if level:
         return f"The model is no better than the {_baselines(level)}."
     open_ = [b for b in baselines if conclusions.get(b) == INCONCLUSIVE]

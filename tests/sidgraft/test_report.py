@@ -333,6 +333,11 @@ def test_intervals_share_a_scale() -> None:
     [
         (0.022, "above", "The model is below the neighbours baseline."),
         (0.010, "above", "The model is below the popularity and neighbours baselines."),
+        (
+            0.022,
+            "inconclusive",
+            "The model is below the neighbours baseline, but the difference to neighbours is inconclusive.",
+        ),
         (0.025, "above", "The model is no better than the neighbours baseline."),
         (0.030, "inconclusive", "but its lead over popularity and neighbours is inconclusive."),
         (0.030, "above", "The model is above both baselines, by more than chance explains."),
