@@ -117,7 +117,7 @@ def test_an_interrupted_study_goes_on_with_the_variant_it_was_at(run, tmp_path):
     process = run(*arguments, standin="slow:ground:gti", wait=False)
     wait_for(lambda: any("slow work" in log.read_text() for log in tmp_path.glob("logs/*.log")))
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     wait_for(lambda: stage_processes(tmp_path) == 0)
     assert not (tmp_path / "report").exists()
 
@@ -154,7 +154,7 @@ def test_the_running_stage_ends_with_the_command(run, tmp_path, number):
     wait_for(lambda: any("slow work" in log.read_text() for log in tmp_path.glob("logs/*.log")))
     assert stage_processes(tmp_path) == 1
     process.send_signal(number)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     wait_for(lambda: stage_processes(tmp_path) == 0)
     if number == signal.SIGINT:
         assert process.returncode == 130
@@ -175,7 +175,7 @@ def test_two_runs_do_not_write_to_one_root(run, tmp_path):
         assert "another run" in second.stderr
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 def test_a_mistake_is_told_before_anything_runs(run, tmp_path):

@@ -46,7 +46,7 @@ def killed_and_run_again(tmp_path_factory):
         assert time.monotonic() < deadline, "no checkpoint was written"
         time.sleep(0.1)
     first.send_signal(signal.SIGKILL)
-    first.communicate(timeout=30)
+    first.communicate(timeout=120)
     assert not list(root.glob("artifacts/*/*/finetune/out/artifact.json")), "finetune had ended before the kill"
     return root, run("smoke", root, *EPOCHS)
 
