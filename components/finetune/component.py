@@ -39,6 +39,7 @@ def finetune(
     nodes: int = 1,
     checkpoints: str = "",
     checkpoint_minutes: float = 10.0,
+    report_to: str = "none",
     keep_going: str = "",
 ):
     arguments = dict(locals())

@@ -25,6 +25,7 @@ def ground(
     seed: int = 0,
     checkpoints: str = "",
     checkpoint_minutes: float = 10.0,
+    report_to: str = "none",
     keep_going: str = "",
 ):
     arguments = dict(locals())

@@ -8,7 +8,9 @@ Shapes: T tokens of a packed row · M supervised positions · V base rows · N n
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +27,15 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from sidgraft.attention import Packing, Prefix, use_packed_attention
 from sidgraft.checkpoints import explain_failed_write
+from sidgraft.checks import one_of
 from sidgraft.losses import chunked_cross_entropy
 from sidgraft.memory import keep_freed_memory
 from sidgraft.progress import Progress
 from sidgraft.prompts import Sample
 from sidgraft.sids import SidVocabulary
+
+REPORTS = ("none", "tensorboard", "mlflow", "wandb")  # where the Trainer can log, too; also the names of the packages
+TENSORBOARD = "runs"  # where it puts the events of a run, in its own folder
 
 
 class Samples(Dataset):
@@ -202,7 +208,18 @@ def supervise(model: Any) -> None:
     head.forward = forward
 
 
-def arguments(output: Path, *, checkpoints: bool, batch_size: int, seed: int, **settings: Any) -> TrainingArguments:
+def check_report_to(name: str) -> None:
+    """Raise ValueError for a place to log to that there is not, or whose package is not installed."""
+    if one_of("report_to", name, REPORTS) != "none" and importlib.util.find_spec(name) is None:
+        raise ValueError(
+            f"report_to={name} needs the package {name}, which is not installed: run `pip install {name}`, or leave"
+            " report_to at none; the curves stand in the report in any case."
+        )
+
+
+def arguments(
+    output: Path, *, checkpoints: bool, batch_size: int, seed: int, report_to: str = "none", **settings: Any
+) -> TrainingArguments:
     """TrainingArguments with what all our training shares; ``settings`` are passed on."""
     made = TrainingArguments(
         output_dir=str(output),
@@ -215,7 +232,7 @@ def arguments(output: Path, *, checkpoints: bool, batch_size: int, seed: int, **
         logging_nan_inf_filter=False,
         save_strategy="epoch" if checkpoints else "no",
         save_total_limit=None,  # `Checkpoints` removes older ones when a newer is whole
-        report_to="none",
+        report_to=report_to,
         disable_tqdm=True,
         remove_unused_columns=False,
         use_cpu=not torch.cuda.is_available(),
@@ -295,6 +312,8 @@ def logged(state: Any) -> list[dict[str, Any]]:
     return [{k: row[k] for k in keep if k in row} for row in rows]
 
 
-def write_training(directory: Path, training: dict[str, Any]) -> None:
-    """Write `training.json`: the log, and the figures of the run."""
+def write_training(directory: Path, training: dict[str, Any], work: Path) -> None:
+    """Write `training.json` (the log, and the figures of the run), and the events of TensorBoard where there are."""
     (directory / "training.json").write_text(json.dumps(training, indent=0) + "\n", encoding="utf-8")
+    if (work / TENSORBOARD).is_dir():
+        shutil.copytree(work / TENSORBOARD, directory / "tensorboard")

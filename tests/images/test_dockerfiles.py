@@ -16,7 +16,7 @@ from components import images
 ROOT = Path(__file__).parents[2]
 NAMES = sorted({name.removeprefix("sidgraft/") for name in images.IMAGES.values()})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-MODELS = ("train", "lora", "figures", "samples", "s3", "pipelines")
+MODELS = ("train", "lora", "figures", "tensorboard", "samples", "s3", "pipelines")
 EXTRAS = {"data": ("s3", "pipelines"), "cpu": MODELS, "gpu": (*MODELS, "qlora", "deepspeed", "gpu", "trainjob")}
 
 

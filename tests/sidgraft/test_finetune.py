@@ -247,3 +247,25 @@ def test_a_run_of_the_whole_catalog_measures_baselines_and_model_alike(shop, tra
     rows = pq.read_table(tmp_path / "met" / "metrics.parquet").to_pylist()
     found = {r["recommender"]: r["value"] for r in rows if (r["slice"], r["metric"], r["k"]) == ("all", "recall", 24)}
     assert found == dict.fromkeys(("model", "popularity", "neighbours", "co-occurrence", "sasrec"), 1.0)
+
+
+def test_tensorboard_shows_the_log_of_the_artifact(shop, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(shop, tmp_path / "model", epochs=2, patience=2, report_to="tensorboard")
+    log = json.loads((tmp_path / "model" / "training.json").read_text())["log"]
+    (folder,) = (tmp_path / "model" / "tensorboard").iterdir()
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    shown = [(event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars("train/loss")]
+    assert [(row["step"], row["loss"]) for row in log if "loss" in row] == shown
+    artifacts.load(str(tmp_path / "model"), "model/v1")  # the events are among the files that it lists
+
+
+def test_a_place_to_report_to_that_cannot_be_is_refused(shop, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="Did you mean tensorboard"):
+        run(shop, tmp_path / "model", report_to="tensorbord")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs the package mlflow"):
+        run(shop, tmp_path / "model", report_to="mlflow")
+    assert list(tmp_path.iterdir()) == []

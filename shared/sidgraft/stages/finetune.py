@@ -24,6 +24,7 @@ from sidgraft.training import (
     GraftTrainer,
     ShowProgress,
     arguments,
+    check_report_to,
     logged,
     pack_share,
     supervise,
@@ -66,6 +67,7 @@ def finetune(
     nodes: int = 1,
     checkpoints: str = "",
     checkpoint_minutes: float = 10.0,
+    report_to: str = "none",
 ) -> dict[str, Any]:
     """Fine-tune the model on histories or on queries, and keep the epoch that is best on the validation part.
 
@@ -113,6 +115,8 @@ def finetune(
             a job keeps no checkpoints: one that fails begins anew.
         checkpoints: Directory for resumable checkpoints, or a place on s3://; empty makes none.
         checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
+        report_to: Where to log the curves while they grow: none, tensorboard (the events end up in the artifact's
+            folder tensorboard), mlflow or wandb (by the environment variables of each).
     """
     settings = {
         name: value
@@ -128,8 +132,10 @@ def finetune(
             "nodes",
             "checkpoints",
             "checkpoint_minutes",
+            "report_to",
         )
     }
+    check_report_to(report_to)
     _check(settings, processes=processes, nodes=nodes, checkpoint_minutes=checkpoint_minutes)
     inputs = {
         "token_rows": artifacts.load(token_rows, "token_rows/v1"),
@@ -144,7 +150,7 @@ def finetune(
 
     digest = artifacts.run_digest(settings, inputs)
     paths = {"token_rows": token_rows, "catalog": catalog, "semantic_ids": semantic_ids, "interactions": interactions}
-    command = settings | {"checkpoint_minutes": checkpoint_minutes}
+    command = settings | {"checkpoint_minutes": checkpoint_minutes, "report_to": report_to}
     if nodes > 1:
         spread = {"nodes": nodes, "processes": processes, "checkpoints": checkpoints}
         trainjob.launch("finetune", paths, command, out, digest=digest, **spread)
@@ -212,6 +218,7 @@ def finetune(
                 bf16=precision == "bfloat16" and not strategy.startswith("zero"),  # else DeepSpeed's autocast
                 deepspeed=distributed.deepspeed_config(strategy, bfloat16=precision == "bfloat16"),
                 activation_checkpointing=gradient_checkpointing,
+                report_to=report_to,
             ),
             train_dataset=mixture,
             data_collator=partial(pack_share, rank=distributed.rank(), world=distributed.world()),
@@ -231,7 +238,7 @@ def finetune(
             shutil.copy(inputs["token_rows"].path / "base_model.json", draft.path / "base_model.json")
             figures = _figures(trainer.state, mixture.grounding_epochs)
             steps = {"grounding_steps": figures.pop("grounding_steps"), "steps": trainer.state.global_step}
-            write_training(draft.path, {"log": logged(trainer.state), **figures})
+            write_training(draft.path, {"log": logged(trainer.state), **figures}, work)
             counts = {"users": len(data.histories), "samples": len(mixture), "tokens": tokens}
             draft.metadata.update(counts | steps | {"validation_users": len(data.users)} | figures)
             return dict(draft.metadata)

@@ -26,6 +26,7 @@ from sidgraft.training import (
     Samples,
     ShowProgress,
     arguments,
+    check_report_to,
     logged,
     pack,
     train,
@@ -52,6 +53,7 @@ def ground(
     seed: int = 0,
     checkpoints: str = "",
     checkpoint_minutes: float = 10.0,
+    report_to: str = "none",
 ) -> dict[str, Any]:
     """Train only the new rows to connect Semantic IDs with the text of their items.
 
@@ -73,13 +75,25 @@ def ground(
         seed: Seed of the data order.
         checkpoints: Directory for resumable checkpoints, or a place on s3://; empty makes none.
         checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
+        report_to: Where to log the curves while they grow: none, tensorboard (the events end up in the artifact's
+            folder tensorboard), mlflow or wandb (by the environment variables of each).
     """
     settings = {
         name: value
         for name, value in locals().items()
         if name
-        not in ("token_rows", "catalog", "semantic_ids", "interactions", "out", "checkpoints", "checkpoint_minutes")
+        not in (
+            "token_rows",
+            "catalog",
+            "semantic_ids",
+            "interactions",
+            "out",
+            "checkpoints",
+            "checkpoint_minutes",
+            "report_to",
+        )
     }
+    check_report_to(report_to)
     checks.one_of("corpus", corpus, CORPORA)
     dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
     checks.not_negative(max_steps=max_steps)
@@ -127,6 +141,7 @@ def ground(
                 learning_rate=learning_rate,
                 weight_decay=0.0,
                 lr_scheduler_type="constant",
+                report_to=report_to,
             ),
             train_dataset=Samples(samples),
             data_collator=pack,
@@ -139,7 +154,7 @@ def ground(
         save_file(others | grounding.new_rows(), draft.path / "rows.safetensors")
         for rows_file in work.glob("rows-epoch-*.safetensors"):
             shutil.copy(rows_file, draft.path / rows_file.name)
-        write_training(draft.path, {"log": log})
+        write_training(draft.path, {"log": log}, work)
         draft.metadata.update(
             corpus=corpus,
             sequences=len(samples),
