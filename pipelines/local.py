@@ -140,6 +140,7 @@ class Progress:
     fatal: tuple[str, str] | None = None
     output: Path | None = None  # of the pipeline: the report, or what retraining decided
     refused: str = ""  # the version that publish has refused
+    report: Path | None = None  # of what was trained in retraining, where it was not reused
     last_error: str = ""
 
     def begin(self, stage: str) -> str:
@@ -230,6 +231,8 @@ def _take(event: dict[str, Any], progress: Progress, console: Console) -> None:
         case "done":
             if event["stage"] == "publish" and not event["summary"]["published"]:
                 progress.refused = event["summary"]["version"]
+            if event["stage"] == "report":
+                progress.report = Path(*event["outputs"])
             figures = key_figures(event["stage"], event["summary"])
             console.line(stage_line(who, figures, time.monotonic() - progress.since))
         case "skipped":
@@ -267,6 +270,8 @@ def _conclude(code: int, root: Path, log: Path, variants: list[str], progress: P
         return FAILED
     took = f"Took {clock(time.monotonic() - console.started)}."
     if (progress.output / "decision.md").is_file():
+        if progress.report:
+            console.line(f"Report: {shown(progress.report / 'index.html')}")
         console.line(f"{took} Decision: {shown(progress.output / 'decision.md')}")
         return PARTLY if progress.refused else DONE
     report = _publish(progress.output, root / "report")

@@ -1,4 +1,4 @@
-"""The pipeline retrain: look at the catalog; where it has changed, train with it, judge, and publish or refuse.
+"""The pipeline retrain: look at the catalog; where it has changed, train with it, judge, publish or refuse, report.
 
 python -m pipelines run --preset smoke-retrain
 """
@@ -8,26 +8,23 @@ from typing import Any
 from kfp import dsl
 
 from components.embed.component import embed
-from components.evaluate.component import evaluate
-from components.expand.component import expand
 from components.extend.component import extend
-from components.finetune.component import finetune
-from components.ground.component import ground
 from components.prepare.component import prepare
 from components.publish.component import publish
 from components.quantize.component import quantize
 from components.watch.component import watch
-from pipelines.inputs import Inputs, pipeline_inputs, takes
-from pipelines.steps import baseline_step
+from pipelines.inputs import SEEDED, Inputs, pipeline_inputs, takes
+from pipelines.steps import Shared, report_step, shared_outputs, variant_steps
 from sidgraft.signatures import Parameter
 
 STAGES = (
     "prepare", "embed", "watch", "quantize", "baselines", "expand", "ground", "finetune", "evaluate", "publish",
+    "diagnose", "report",
 )  # fmt: skip
 
 INPUTS = pipeline_inputs(
     own=[
-        Parameter("seed", "int", 0, "Seed of expand, ground, finetune and evaluate."),
+        Parameter("seed", "int", 0, "Seed of expand, ground, finetune, evaluate and diagnose."),
         Parameter(
             "incremental_ground_epochs",
             "float",
@@ -43,34 +40,35 @@ INPUTS = pipeline_inputs(
             " a full training.",
         ),
     ],
-    set_by_pipeline=dict.fromkeys(("expand", "ground", "finetune", "evaluate"), ("seed", "variant"))
+    set_by_pipeline=dict.fromkeys(SEEDED, ("seed", "variant"))
     | {"prepare": ("queries", "query_id", "query_fields", "grade")},  # a bundle serves histories
     stages=STAGES,
 )
 
 
 def train_and_publish(
-    inputs: Inputs, shared: dict[str, Any], vectors: Any, previous: Any, *, ground_with: dict, finetune_with: dict
+    inputs: Inputs, shared: Shared, previous: Any, *, variant: str, ground_with: dict, finetune_with: dict
 ) -> None:
-    """Expand, ground and fine-tune from the previous version or the base model; judge; publish or refuse."""
-    seed = inputs["seed"]
-    recommended = baseline_step(inputs, shared["interactions"], shared["catalog"], vectors)
-    rows = expand(
-        semantic_ids=shared["semantic_ids"],
-        catalog=shared["catalog"],
-        item_embeddings=vectors,
-        **inputs.of("expand", seed=seed, previous=previous),
-    ).outputs["out"]
-    grounded = ground(token_rows=rows, **shared, **inputs.of("ground", seed=seed, **ground_with)).outputs["out"]
-    model = finetune(token_rows=grounded, **shared, **inputs.of("finetune", seed=seed, **finetune_with)).outputs["out"]
-    found = evaluate(model=model, **shared, baselines=recommended, **inputs.of("evaluate", seed=seed))
-    publish(
-        model=model,
-        **shared,
-        recommendations=found.outputs["out_recommendations"],
-        metrics=found.outputs["out_metrics"],
-        **inputs.of("publish"),
-    ).set_caching_options(False)
+    """Train from the previous version or the base model; judge and diagnose; publish or refuse; report."""
+    # A loop of one, as in train: the report takes lists.
+    with dsl.ParallelFor(["one"]):
+        outputs = variant_steps(
+            inputs,
+            shared,
+            seed=inputs["seed"],
+            variant=variant,
+            keep_going="",
+            start="",
+            expand_with={"previous": previous},
+            ground_with=ground_with,
+            finetune_with=finetune_with,
+        )
+        publish(
+            **{name: shared[name] for name in ("catalog", "interactions", "semantic_ids")},
+            **{name: outputs[name] for name in ("model", "recommendations", "metrics")},
+            **inputs.of("publish"),
+        ).set_caching_options(False)
+    report_step(inputs, shared, outputs)
 
 
 @dsl.pipeline(name="sidgraft-retrain")
@@ -83,18 +81,24 @@ def retrain(inputs: Inputs) -> dsl.Artifact:
     vectors = embed(catalog=catalog, **inputs.of("embed")).outputs["out"]
     seen = watch(catalog=catalog, item_embeddings=vectors, **inputs.of("watch")).set_caching_options(False)
     decision, previous = seen.outputs["decision"], seen.outputs["bundle"]
-    shared = {"catalog": catalog, "interactions": data.outputs["out_interactions"]}
     with dsl.If(decision == "incremental", name="incremental"):
         ids = extend(catalog=catalog, item_embeddings=vectors, previous=previous).outputs["out"]
         train_and_publish(
             inputs,
-            shared | {"semantic_ids": ids},
-            vectors,
+            shared_outputs(inputs, data, vectors, ids),
             previous,
+            variant="increment",
             ground_with={"epochs": inputs["incremental_ground_epochs"]},
             finetune_with={"epochs": inputs["incremental_finetune_epochs"]},
         )
     with dsl.Elif(decision == "full", name="full"):
         ids = quantize(item_embeddings=vectors, **inputs.of("quantize", previous=previous)).outputs["out"]
-        train_and_publish(inputs, shared | {"semantic_ids": ids}, vectors, previous, ground_with={}, finetune_with={})
+        train_and_publish(
+            inputs,
+            shared_outputs(inputs, data, vectors, ids),
+            previous,
+            variant="full training",
+            ground_with={},
+            finetune_with={},
+        )
     return seen.outputs["out"]

@@ -1,4 +1,4 @@
-"""The stages of the graph that train and study share: the data once, then one variant."""
+"""The stages that the graphs share: the data once (train, study), then one variant, and the report (retrain, too)."""
 
 from typing import Any
 
@@ -19,13 +19,22 @@ from pipelines.inputs import ENCODED, JUDGED, Inputs
 # What all variants share: item texts, histories, vectors, Semantic IDs and the baselines' recommendations.
 Shared = dict[str, Any]
 
+# What the report reads of each variant.
+REPORTED = ("metrics", "recommendations", "diagnostics")
+
 
 def shared_steps(inputs: Inputs) -> Shared:
     """Prepare the data, embed the items, give them Semantic IDs and recommend by the baselines."""
     data = prepare(**inputs.of("prepare"))
-    catalog, interactions = data.outputs["out_catalog"], data.outputs["out_interactions"]
+    catalog = data.outputs["out_catalog"]
     vectors = embed(catalog=catalog, **inputs.of("embed")).outputs["out"]
     ids = quantize(item_embeddings=vectors, **inputs.of("quantize")).outputs["out"]
+    return shared_outputs(inputs, data, vectors, ids)
+
+
+def shared_outputs(inputs: Inputs, data: Any, vectors: Any, ids: Any) -> Shared:
+    """Recommend by the baselines, and gather what all variants share."""
+    catalog, interactions = data.outputs["out_catalog"], data.outputs["out_interactions"]
     return {
         "catalog": catalog,
         "interactions": interactions,
@@ -55,7 +64,7 @@ def variant_steps(
     ground_with: dict,
     finetune_with: dict,
 ) -> dict[str, Any]:
-    """Graft, ground, fine-tune, judge and diagnose one variant; return its outputs by the report's input names.
+    """Graft, ground, fine-tune, judge and diagnose one variant; return its model, and what the report reads of it.
 
     ``start`` stands for ``keep_going`` in expand and ground, whose tasks are reused where variants share them: a
     cache knows a task by its arguments.
@@ -103,6 +112,7 @@ def variant_steps(
         **inputs.of("diagnose", variant=variant, **common),
     )
     return {
+        "model": model,
         "metrics": judged.outputs["out_metrics"],
         "recommendations": judged.outputs["out_recommendations"],
         "diagnostics": diagnosed.outputs["out"],
@@ -112,7 +122,7 @@ def variant_steps(
 def report_step(inputs: Inputs, shared: Shared, variants: dict[str, Any]) -> Any:
     """Write one report over all iterations of the loop that made ``variants``."""
     return report(
-        **{name: dsl.Collected(output) for name, output in variants.items()},
+        **{name: dsl.Collected(variants[name]) for name in REPORTED},
         catalog=shared["catalog"],
         interactions=shared["interactions"],
         semantic_ids=shared["semantic_ids"],

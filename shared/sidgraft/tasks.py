@@ -63,7 +63,8 @@ def run_task(
         traceback.print_exc()
         _record(kinds, arguments, name, describe(error), keep_going)
         return {}
-    announce("done", name, seconds=round(time.monotonic() - began, 1), summary=_plain(summary))
+    places = [arguments[output] for output in kinds]
+    announce("done", name, seconds=round(time.monotonic() - began, 1), summary=_plain(summary), outputs=places)
     for output in kinds:
         parameters[output].metadata.update(_plain(summary))
     return summary

@@ -104,20 +104,41 @@ def test_retraining_branches_on_the_decision_and_goes_on_from_the_version_that_w
     }
     given = root["condition-branches-1"]["inputs"]["parameters"]
     assert {key: given[key] for key in looked} == looked
-    branches = components["comp-condition-branches-1"]["dag"]["tasks"]
-    common = {"baselines", "expand", "ground", "finetune", "evaluate", "publish"}
-    for branch, first, prefix in ((2, "extend", "incremental_"), (3, "quantize", "")):
-        condition = branches[f"condition-{branch}"]
-        name = condition["taskInfo"]["name"]
+    branches = components["comp-condition-branches-1"]["dag"]["tasks"].values()
+    conditions = {task["taskInfo"]["name"]: task for task in branches}
+    for name, first, prefix, variant in (
+        ("incremental", "extend", "incremental_", "increment"),
+        ("full", "quantize", "", "full training"),
+    ):
+        condition = conditions.pop(name)
         assert condition["triggerPolicy"]["condition"].endswith(f"--watch-decision'] == '{name}'")
-        tasks = {build.stage_of(n): task for n, task in components[f"comp-condition-{branch}"]["dag"]["tasks"].items()}
-        assert tasks.keys() == common | {first}
+        outer = components[condition["componentRef"]["name"]]["dag"]["tasks"]
+        (loop,) = (task for task in outer if "parameterIterator" in outer[task])
+        inside = components[outer[loop]["componentRef"]["name"]]["dag"]
+        around = {build.stage_of(n): task for n, task in outer.items() if n != loop}
+        trained = {build.stage_of(n): task for n, task in inside["tasks"].items()}
+        assert around.keys() == {first, "baselines", "report"}
+        assert trained.keys() == {"expand", "ground", "finetune", "evaluate", "diagnose", "publish"}
         bundle = {"componentInputParameter": "pipelinechannel--watch-bundle"}
-        for stage in (first, "expand"):
-            assert tasks[stage]["inputs"]["parameters"]["previous"] == bundle
+        for task in (around[first], trained["expand"]):
+            assert task["inputs"]["parameters"]["previous"] == bundle
         for stage in ("ground", "finetune"):
             epochs = {"componentInputParameter": f"pipelinechannel--{prefix}{stage}_epochs"}
-            assert tasks[stage]["inputs"]["parameters"]["epochs"] == epochs
+            assert trained[stage]["inputs"]["parameters"]["epochs"] == epochs
+        for stage in ("evaluate", "diagnose"):
+            assert constant(trained[stage], "variant") == variant
+        assert not trained.pop("publish")["cachingOptions"].get("enableCache")
+        assert {constant(task, "keep_going") for task in trained.values()} == {""}, "an error ends the run"
+        for part, maker in (("metrics", "evaluate"), ("recommendations", "evaluate"), ("diagnostics", "diagnose")):
+            given = around["report"]["inputs"]["artifacts"][part]["taskOutputArtifact"]
+            assert given["producerTask"] == loop
+            (made,) = inside["outputs"]["artifacts"][given["outputArtifactKey"]]["artifactSelectors"]
+            assert build.stage_of(made["producerSubtask"]) == maker
+    assert not conditions
+
+
+def constant(task, parameter):
+    return task["inputs"]["parameters"][parameter]["runtimeValue"]["constant"]
 
 
 def test_retraining_reads_what_changes_anew_but_for_files_whose_digest_a_local_run_knows():

@@ -64,6 +64,13 @@ def stages(output):
     return {stage: text for stage, text in lines if not text.startswith(("watch: ", "publish: ", "epoch "))}
 
 
+def page(output):
+    """The page that the output names, and the tables of its report."""
+    (file,) = re.findall(r"^Report: (.*)$", output, re.MULTILINE)
+    rows = pq.read_table((CHECKOUT / file).with_name("metrics.parquet")).to_pylist()
+    return (CHECKOUT / file).read_text(encoding="utf-8"), rows
+
+
 def done(process, code=0):
     assert process.returncode == code, process.stdout + process.stderr
     return process.stdout
@@ -75,12 +82,18 @@ def test_nothing_an_increment_a_refusal_and_a_full_training(tmp_path):
     shop.write(items)
     first = done(shop.run())
     assert "watch: full. Nothing is published yet." in first
-    assert stages(first).keys() >= {"quantize", "expand", "ground", "finetune", "evaluate", "publish"}
+    trained = {"baselines", "expand", "ground", "finetune", "evaluate", "publish", "diagnose", "report"}
+    assert stages(first).keys() == {"prepare", "embed", "watch", "quantize"} | trained
+    html, rows = page(first)
+    assert "<html" in html
+    assert "Singular values" in html  # the geometry of what was trained
+    assert {row["variant"] for row in rows} == {"full training"}
     one = shop.latest()
     assert shop.sids(one).keys() == set(shop.ids)
 
     nothing = done(shop.run())
     assert "watch: none." in nothing
+    assert "Report: " not in nothing
     assert stages(nothing).keys() == {"prepare", "embed", "watch"}
     assert stages(nothing)["prepare"] == stages(nothing)["embed"] == "reused"
     assert shop.latest() == one
@@ -90,8 +103,8 @@ def test_nothing_an_increment_a_refusal_and_a_full_training(tmp_path):
     shop.write([*new, *items[1:]])  # and i00 is gone
     third = done(shop.run())
     assert "watch: incremental. 2 items are new, 0 have another text, 1 are gone." in third
-    assert stages(third).keys() >= {"extend", "expand", "publish"}
-    assert "quantize" not in stages(third)
+    assert stages(third).keys() == {"prepare", "embed", "watch", "extend"} | trained
+    assert {row["variant"] for row in page(third)[1]} == {"increment"}
     two = shop.latest()
     assert two != one
     before, after = shop.sids(one), shop.sids(two)

@@ -52,11 +52,12 @@ def events(capsys):
     return [json.loads(line.removeprefix(tasks.EVENT)) for line in lines]
 
 
-def test_the_summary_is_announced_and_becomes_metadata(parameters, capsys):
+def test_the_summary_is_announced_with_where_it_lies_and_becomes_metadata(parameters, capsys, tmp_path):
     run(parameters)
     (done,) = events(capsys)
     assert done["event"] == "done"
     assert done["summary"] == {"steps": 3, "note": "x"}  # what JSON cannot hold is left out
+    assert done["outputs"] == [str(tmp_path / "out")]
     assert parameters["out"].metadata == {"steps": 3, "note": "x"}
 
 
