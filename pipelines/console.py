@@ -40,7 +40,7 @@ FIGURES = {
     "diagnose": ("effective_rank_fine_tuning", "rsa_pearson", "purity"),
     "report": ("variants", "failed"),
     "watch": ("decision", "new_items", "changed_items", "gone_items"),
-    "extend": ("encoded", "kept", "retired"),
+    "extend": ("encoded", "kept", "retired", "collision_rate", "relative_squared_error"),
     "publish": ("published", "version", "previous"),
 }
 

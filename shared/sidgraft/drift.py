@@ -1,6 +1,6 @@
 """How far a catalog has moved from the one that a model was trained on: items, categories, errors, collisions.
 
-Shapes: N items · L semantic levels · d width of the embeddings.
+Shapes: N items · L semantic levels · K codes of a level · d width of what is quantized.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+
+from sidgraft import quality
 
 
 def category_shift(before: Mapping[str, int], now: Mapping[str, int]) -> float:
@@ -19,28 +21,20 @@ def category_shift(before: Mapping[str, int], now: Mapping[str, int]) -> float:
     return sum(abs(before.get(c, 0) / totals[0] - now.get(c, 0) / totals[1]) for c in before.keys() | now.keys()) / 2
 
 
-def error_ratio(vectors_Nd: np.ndarray, codes_N: np.ndarray, is_known_N: np.ndarray) -> float:
-    """Error of the first code for items that the quantizer was not fitted on, in multiples of that for known items.
+def error_ratio(vectors_Nd: np.ndarray, centroids_Kd: np.ndarray, codes_N: np.ndarray, at_fit: float) -> float:
+    """Error of the first code of some items, in multiples of ``at_fit``, that of the items the quantizer was fitted on.
 
-    The error is the mean squared distance of the unit vectors to the mean of the known items with the same first
-    code; where a code has none, to the mean of all known items. It asks nothing of how the quantizer decodes. 1.0
-    where there are no items to compare, or where the known items have no error and neither have the others.
+    See `quality.first_code_error`. Of the first code, because it is fitted to the most items: in a small catalog the
+    later levels know the items of their fit by heart, and all others look far off. The fit stays the measure however
+    many increments have come since, so that a catalog cannot drift away by small steps. 1.0 where there are no items,
+    or where neither they nor those of the fit have an error.
     """
-    if is_known_N.all() or not is_known_N.any():
+    if len(codes_N) == 0:
         return 1.0
-    units_Nd = vectors_Nd.astype(np.float64)
-    units_Nd /= np.maximum(np.linalg.norm(units_Nd, axis=1, keepdims=True), 1e-12)
-    known_Kd, known_codes_K = units_Nd[is_known_N], codes_N[is_known_N]
-    counts_C = np.bincount(known_codes_K, minlength=codes_N.max() + 1)
-    means_Cd = np.zeros((len(counts_C), units_Nd.shape[1]))
-    np.add.at(means_Cd, known_codes_K, known_Kd)
-    means_Cd /= np.maximum(counts_C, 1)[:, None]
-    means_Cd[counts_C == 0] = known_Kd.mean(axis=0)
-    errors_N = np.square(units_Nd - means_Cd[codes_N]).sum(axis=1)
-    known, others = float(errors_N[is_known_N].mean()), float(errors_N[~is_known_N].mean())
-    if known <= 1e-12:
-        return 1.0 if others <= 1e-12 else float(others / 1e-12)
-    return others / known
+    error = quality.first_code_error(vectors_Nd, centroids_Kd, codes_N)
+    if at_fit <= 1e-12:
+        return 1.0 if error <= 1e-12 else error / 1e-12
+    return error / at_fit
 
 
 def collision_rate(codes_NL: np.ndarray) -> float:

@@ -18,7 +18,7 @@ NEIGHBOURS = 10
 DEFINITIONS = {
     "relative_squared_error": "mean over items of ||u - û||², u the item's vector at unit length, û what its codes"
     " alone stand for: of residual k-means the sum of the centroids, each level's times the mean length that the levels"
-    " before leave; of an RQ-VAE what the decoder makes of the codes",
+    " before left at the fit; of an RQ-VAE what the decoder makes of the codes",
     "mse": "mean over items of the squared length that a level leaves, relative to the mean of what it was given",
     "collision_rate": "share of items whose semantic codes another item has, too",
     "largest_bucket": "most items with the same semantic codes",
@@ -90,6 +90,15 @@ def relative_squared_error(vectors_Nd: np.ndarray, decoded_Nd: np.ndarray) -> fl
     return total / len(vectors_Nd)
 
 
+def first_code_error(vectors_Nd: np.ndarray, centroids_Kd: np.ndarray, codes_N: np.ndarray) -> float:
+    """Mean of ||u - c||² over the unit vectors u of the items and the centroids c of their first codes."""
+    total = 0.0
+    for chunk in kmeans.chunks(len(vectors_Nd), vectors_Nd.shape[1]):
+        here_Bd = vectors_Nd[chunk]
+        total += relative_squared_error(here_Bd, centroids_Kd[codes_N[chunk]]) * len(here_Bd)
+    return total / len(vectors_Nd)
+
+
 def code_use(counts_K: np.ndarray) -> tuple[float, float]:
     """Share of codes in use, and the perplexity exp(-sum p ln p) of their use."""
     p = counts_K[counts_K > 0] / counts_K.sum()
@@ -124,6 +133,15 @@ def quality(
         "largest_bucket": int(ranks_N.max()) + 1,
         "neighbours_kept": kept[0],
     }
+
+
+def summary(figures: dict[str, Any], *, items: int, dim: int) -> dict[str, Any]:
+    """The figures flat, rounded, with the number of items and the width of what is quantized."""
+    rows = figures["levels"]
+    flat = {"items": items, "dim": dim, **{k: v for k, v in figures.items() if k != "levels"}}
+    for name in ("mse", "utilisation", "perplexity", "prefix_neighbours"):
+        flat |= {f"{name}_level_{level}": row[name] for level, row in enumerate(rows)}
+    return {k: round(v, 6) if isinstance(v, float) else v for k, v in flat.items()}
 
 
 def check_quality(figures: dict[str, Any], max_collision_rate: float, min_utilisation: float) -> None:

@@ -22,7 +22,8 @@ class Quantizer:
 
     ``codebooks`` has one float32 array a level: [K_l, d] of residual k-means, [K_l, code width] of an RQ-VAE.
     ``sizes`` are the codes of each level, deduplication last. ``mean_D`` and ``components_Dd`` are the PCA that comes
-    before, if any. Of an RQ-VAE, ``network`` is the rest of it, ``means`` [K_l, d] the mean unit vectors of each
+    before, if any. ``mean_lengths`` [L] are the mean lengths that each level of residual k-means left of the vectors it
+    was fitted on. Of an RQ-VAE, ``network`` is the rest of it, ``means`` [K_l, d] the mean unit vectors of each
     code's items, and ``counts`` [K_l] how many these are.
     """
 
@@ -33,6 +34,7 @@ class Quantizer:
     network: rqvae.RqVae | None = None
     means: list[np.ndarray] | None = None
     counts: list[np.ndarray] | None = None
+    mean_lengths: np.ndarray | None = None
 
     @property
     def centroids(self) -> list[np.ndarray]:
@@ -56,16 +58,43 @@ class Quantizer:
         """Width d of the centroids."""
         return self.centroids[0].shape[1]
 
+    def reduced(self, vectors_ND: np.ndarray) -> np.ndarray:
+        """What is quantized of vectors as the encoder gives them, float32 [N, d]."""
+        return reduce(vectors_ND, self.dim, self.mean_D, self.components_Dd)
+
     def encode(self, vectors_ND: np.ndarray) -> np.ndarray:
         """The semantic codes [N, L] of vectors as the encoder gives them, int64, without the deduplication code."""
         codes = [np.zeros((0, len(self.codebooks)), np.int64)]
         for chunk in kmeans.chunks(len(vectors_ND), self.dim):
-            reduced_Bd = reduce(vectors_ND[chunk], self.dim, self.mean_D, self.components_Dd)
+            reduced_Bd = self.reduced(vectors_ND[chunk])
             if self.network is None:
                 codes.append(residual.encode(reduced_Bd, self.codebooks))
             else:
                 codes.append(self.network.encode(reduced_Bd)[0])
         return np.concatenate(codes)
+
+    def decode(self, codes_NL: np.ndarray) -> np.ndarray:
+        """The unit vectors that semantic codes [N, L] alone stand for, float32 [N, d].
+
+        It is the decoder of the fit, whatever the items: so their errors compare with those of the fit.
+        """
+        if self.network is not None:
+            return self.network.decode(codes_NL)
+        if self.mean_lengths is None:
+            raise ValueError(
+                "the quantizer does not say which lengths its levels leave, so nothing can be decoded: run `sidgraft"
+                " quantize` again."
+            )
+        return residual.decode(codes_NL, self.codebooks, self.mean_lengths)
+
+    def lengths(self, reduced_Nd: np.ndarray, codes_NL: np.ndarray) -> np.ndarray:
+        """The lengths [N, L], float64, that each level leaves of reduced vectors with these codes.
+
+        Each is relative to what the level was given, of an RQ-VAE to its root mean square over these vectors.
+        """
+        if self.network is not None:
+            return rqvae.relative_lengths(self.network.encode(reduced_Nd)[1])
+        return residual.lengths(reduced_Nd, codes_NL, self.codebooks)
 
     def renumbered(self, numbers: list[np.ndarray]) -> Quantizer:
         """The same quantizer with other numbers for its codes: code k of level l becomes ``numbers[l][k]``.
@@ -89,13 +118,13 @@ class Quantizer:
 
     def tensors(self) -> dict[str, np.ndarray]:
         """What `codebooks.safetensors` holds."""
-        pca = {"pca_mean": self.mean_D, "pca_components": self.components_Dd}
+        optional = {"pca_mean": self.mean_D, "pca_components": self.components_Dd, "mean_lengths": self.mean_lengths}
         tensors = {f"codebook_{level}": book for level, book in enumerate(self.codebooks)}
         for level, (means_Kd, counts_K) in enumerate(zip(self.means or [], self.counts or [], strict=True)):
             tensors |= {f"centroid_{level}": means_Kd, f"items_{level}": counts_K}
         if self.network is not None:
             tensors |= self.network.tensors()
-        return tensors | {name: tensor for name, tensor in pca.items() if tensor is not None}
+        return tensors | {name: tensor for name, tensor in optional.items() if tensor is not None}
 
 
 def load(semantic_ids: Artifact) -> Quantizer:
@@ -106,7 +135,7 @@ def load(semantic_ids: Artifact) -> Quantizer:
     codebooks = [tensors[f"codebook_{level}"] for level in levels]
     pca = tensors.get("pca_mean"), tensors.get("pca_components")
     if "centroid_0" not in tensors:
-        return Quantizer(codebooks, sizes, *pca)
+        return Quantizer(codebooks, sizes, *pca, mean_lengths=tensors.get("mean_lengths"))
     means, counts = ([tensors[f"{name}_{level}"] for level in levels] for name in ("centroid", "items"))
     return Quantizer(codebooks, sizes, *pca, rqvae.from_tensors(tensors, codebooks), means, counts)
 

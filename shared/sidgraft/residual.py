@@ -27,14 +27,29 @@ def encode(vectors_Nd: np.ndarray, codebooks: list[np.ndarray]) -> np.ndarray:
     return codes_NL
 
 
+def lengths(vectors_Nd: np.ndarray, codes_NL: np.ndarray, codebooks: list[np.ndarray]) -> np.ndarray:
+    """The lengths [N, L], float64, that each level leaves of vectors with these codes, as `fit_residual` has them."""
+    residuals_Nd = torch.from_numpy(units(vectors_Nd))
+    lengths_NL = np.empty(codes_NL.shape)
+    for level, book in enumerate(codebooks):
+        lengths_N = leave_(residuals_Nd, torch.from_numpy(book), torch.from_numpy(codes_NL[:, level].astype(np.int64)))
+        lengths_NL[:, level] = lengths_N.numpy()
+    return lengths_NL
+
+
 def encode_level_(units_Nd: torch.Tensor, centroids_Kd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One level: codes [N] and residual lengths [N] (float64); the units become the next level's, in place."""
     codes_N = kmeans.nearest(units_Nd, centroids_Kd)
+    return codes_N, leave_(units_Nd, centroids_Kd, codes_N)
+
+
+def leave_(units_Nd: torch.Tensor, centroids_Kd: torch.Tensor, codes_N: torch.Tensor) -> torch.Tensor:
+    """Residual lengths [N], float64, of a level with these codes; the units become the next level's, in place."""
     lengths_N = torch.empty(len(units_Nd), dtype=torch.float64)
     for chunk in kmeans.chunks(len(units_Nd), units_Nd.shape[1]):
         units_Nd[chunk] -= centroids_Kd[codes_N[chunk]]
         lengths_N[chunk] = normalise_(units_Nd[chunk], zero=ZERO)
-    return codes_N, lengths_N
+    return lengths_N
 
 
 def units(vectors_Nd: np.ndarray) -> np.ndarray:

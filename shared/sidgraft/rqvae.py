@@ -145,6 +145,12 @@ def from_tensors(tensors: dict[str, np.ndarray], codebooks: list[np.ndarray]) ->
     return network.eval()
 
 
+def relative_lengths(lengths_NM: np.ndarray) -> np.ndarray:
+    """What each level leaves [N, L], from `RqVae.encode`, relative to the root mean square of what it was given."""
+    given_L = np.sqrt(np.square(lengths_NM[:, :-1]).mean(axis=0))
+    return lengths_NM[:, 1:] / np.where(given_L > 0, given_L, 1.0)
+
+
 def mlp(widths: list[int], dropout: float) -> torch.nn.Sequential:
     """Linear layers with ReLU and dropout between them; weights start by He's rule, which keeps the variance."""
     layers: list[torch.nn.Module] = []

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sidgraft import drift
+from sidgraft import drift, kmeans
 
 
 @pytest.mark.parametrize(
@@ -27,23 +27,21 @@ def test_collision_rate_by_counting():
     assert 0 < drift.collision_rate(codes_NL) == sum(lists.count(row) > 1 for row in lists) / 40
 
 
-def test_error_ratio_by_a_plain_loop():
+def test_error_ratio_by_a_plain_loop(monkeypatch):
+    monkeypatch.setattr(kmeans, "SCORES_PER_CHUNK", 60)  # several chunks
     rng = np.random.default_rng(1)
-    vectors_Nd, codes_N = rng.normal(size=(60, 5)), rng.integers(0, 4, 60)
-    codes_N[-1] = 4  # a code that no known item has
-    known_N = np.arange(60) < 45
-    units = [v / np.sqrt((v**2).sum()) for v in vectors_Nd]
-    errors = {True: [], False: []}
-    for i in range(60):
-        members = [units[j] for j in range(60) if known_N[j] and codes_N[j] == codes_N[i]]
-        mean = np.mean(members or [units[j] for j in range(60) if known_N[j]], axis=0)
-        errors[bool(known_N[i])].append(((units[i] - mean) ** 2).sum())
-    wanted = np.mean(errors[False]) / np.mean(errors[True])
-    assert drift.error_ratio(vectors_Nd.astype(np.float32), codes_N, known_N) == pytest.approx(wanted, rel=1e-5)
+    vectors_Nd, codes_N = rng.normal(size=(60, 5)).astype(np.float32), rng.integers(0, 4, 60)
+    centroids_Kd = rng.normal(size=(4, 5)).astype(np.float32)
+    vectors_Nd[7] = 0  # it has no direction, so no error
+    total = 0.0
+    for vector, code in zip(vectors_Nd.astype(np.float64), codes_N, strict=True):
+        length = np.sqrt((vector**2).sum())
+        total += ((vector / length - centroids_Kd[code]) ** 2).sum() if length else 0.0
+    assert drift.error_ratio(vectors_Nd, centroids_Kd, codes_N, 0.25) == pytest.approx(total / 60 / 0.25, rel=1e-5)
 
 
 def test_error_ratio_without_a_comparison_is_one():
-    vectors_Nd, codes_N = np.ones((3, 2)), np.zeros(3, dtype=np.int64)
-    assert drift.error_ratio(vectors_Nd, codes_N, np.ones(3, dtype=bool)) == 1.0
-    assert drift.error_ratio(vectors_Nd, codes_N, np.zeros(3, dtype=bool)) == 1.0
-    assert drift.error_ratio(vectors_Nd, codes_N, np.array([True, True, False])) == 1.0
+    vectors_Nd, codes_N = np.ones((3, 1), np.float32), np.zeros(3, dtype=np.int64)
+    assert drift.error_ratio(vectors_Nd[:0], vectors_Nd, codes_N[:0], 0.5) == 1.0
+    assert drift.error_ratio(vectors_Nd, vectors_Nd, codes_N, 0.0) == 1.0  # each item is its centroid, then and now
+    assert drift.error_ratio(-vectors_Nd, vectors_Nd, codes_N, 0.0) > 1e6

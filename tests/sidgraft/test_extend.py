@@ -86,6 +86,57 @@ def test_old_items_keep_their_ids_and_new_and_changed_ones_are_encoded(version, 
         )
     sizes = [sum(found[item][:2] == other[:2] for other in found.values()) for item in found]
     assert summary["collision_rate"] == pytest.approx(np.mean([size > 1 for size in sizes]), abs=1e-6)
+    assert summary["largest_bucket"] == max(sizes)
+
+
+def test_an_increment_has_the_figures_of_a_quantization_by_the_decoder_of_the_fit(version, shop, rows, tmp_path):
+    """METHOD 4 in float64: û is c_1 + m c_2, m the mean length that the first level left of the items of the fit."""
+    catalog, vectors = embedded(tmp_path, grown(rows))
+    summary = extend(catalog, vectors, version, str(tmp_path / "ids"))
+    artifact, found = artifacts.load(tmp_path / "ids", "semantic_ids/v1"), sids(tmp_path / "ids")
+    tensors = load_file(artifact.path / "codebooks.safetensors")
+    first, second = (tensors[f"codebook_{level}"].astype(float) for level in (0, 1))
+    at_fit = sids(f"{version}/semantic_ids")
+    rests = {item: unit - first[at_fit[item][0]] for item, unit in units(shop["item_embeddings"]).items()}
+    m = np.mean([np.linalg.norm(rest) for rest in rests.values()])
+    errors, left = {}, []
+    for item, unit in units(vectors).items():
+        a, b, _ = found[item]
+        errors[item] = ((unit - first[a] - m * second[b]) ** 2).sum()
+        length = np.linalg.norm(unit - first[a])
+        rest = (unit - first[a]) / length if length > 1e-6 else np.zeros_like(unit)
+        left.append([length, np.linalg.norm(rest - second[b])])
+    figures = artifact.read_json("quality.json")
+    encoded = [errors[item] for item in ("n1", "n2", "i03")]
+    assert figures["relative_squared_error"] == pytest.approx(np.mean(list(errors.values())), rel=1e-5)
+    assert figures["relative_squared_error_encoded"] == pytest.approx(np.mean(encoded), rel=1e-5)
+    fitted = artifacts.load(shop["semantic_ids"], "semantic_ids/v1").read_json("quality.json")
+    assert figures["relative_squared_error_at_fit"] == fitted["relative_squared_error"]
+    assert [level["mse"] for level in figures["levels"]] == pytest.approx(np.square(left).mean(axis=0), rel=1e-5)
+    used = [len({sid[level] for sid in found.values()}) / 4 for level in (0, 1)]
+    assert [level["utilisation"] for level in figures["levels"]] == used
+    assert figures.keys() - {"levels"} <= figures["definitions"].keys() | {"definitions"}
+    flat = {"relative_squared_error": figures["relative_squared_error"], "mse_level_1": np.square(left).mean(axis=0)[1]}
+    assert {name: summary[name] for name in flat} == pytest.approx(flat, abs=2e-6)
+
+
+def units(embeddings):
+    """item_id -> its vector at unit length, float64."""
+    rows = artifacts.load(embeddings, "item_embeddings/v1").read_table("embeddings.parquet").to_pylist()
+    return {row["item_id"]: np.array(row["embedding"]) / np.linalg.norm(row["embedding"]) for row in rows}
+
+
+def test_the_largest_bucket_counts_the_items_that_are_there(version, rows, tmp_path):
+    """An item keeps its deduplication code when those before it have left, so that codes say more than there are."""
+    before = sids(f"{version}/semantic_ids")
+    last: dict = {}
+    for item, sid in sorted(before.items(), key=lambda entry: entry[1]):
+        last[sid[:2]] = item
+    assert max(before[item][2] for item in last.values()) > 0, "the test would say nothing"
+    catalog, vectors = embedded(tmp_path, [row for row in rows if row["item_id"] in last.values()])
+    summary = extend(catalog, vectors, version, str(tmp_path / "ids"))
+    assert (summary["largest_bucket"], summary["collision_rate"], summary["encoded"]) == (1, 0.0, 0)
+    assert "relative_squared_error_encoded" not in summary
 
 
 def tensors_or_json(file):

@@ -63,6 +63,15 @@ def test_ids_are_unique_reproducible_and_stored_with_their_quantizer(tmp_path, i
     assert figures["collision_rate"] == pytest.approx(shared / 500)
     assert figures["largest_bucket"] == codes[:, 2].max() + 1
     assert 0 < figures["neighbours_kept"] <= 1
+    # what is needed to measure other items against these: the decoder, and its errors at the fit
+    unit = vectors.astype(float) / np.linalg.norm(vectors.astype(float), axis=1, keepdims=True)
+    errors = ((unit - quantizer.decode(codes[:, :2])) ** 2).sum(axis=1)
+    assert figures["relative_squared_error"] == pytest.approx(errors.mean(), rel=1e-4)
+    first = ((unit - quantizer.codebooks[0][codes[:, 0]]) ** 2).sum(axis=1).mean()
+    assert described["at_fit"] == {
+        "relative_squared_error": figures["relative_squared_error"],
+        "first_code_error": pytest.approx(first, rel=1e-4),
+    }
 
 
 def test_the_order_of_the_items_does_not_matter(tmp_path, items):
@@ -126,6 +135,12 @@ def test_rq_vae_stands_behind_the_same_artifact(tmp_path, items):
     unit = vectors[:, :12].astype(float) / np.linalg.norm(vectors[:, :12].astype(float), axis=1, keepdims=True)
     decoded = quantizer.network.decode(codes[:, :2])
     assert summary["relative_squared_error"] == pytest.approx(((unit - decoded) ** 2).sum(axis=1).mean(), abs=1e-5)
+    assert np.array_equal(quantizer.decode(codes[:, :2]), decoded)
+    first = ((unit - quantizer.centroids[0][codes[:, 0]]) ** 2).sum(axis=1).mean()
+    assert described["at_fit"]["first_code_error"] == pytest.approx(first, rel=1e-4)
+    levels = artifact.read_json("quality.json")["levels"]
+    left = quantizer.lengths(vectors[:, :12], codes[:, :2])
+    assert [level["mse"] for level in levels] == pytest.approx(np.square(left).mean(axis=0))
     assert not quantizer.has_centroid.all()  # 3 epochs leave codes without items
     used = [np.unique(codes[:, level]) for level in (0, 1)]
     expected = [{k: unit[codes[:, level] == k].mean(axis=0) for k in used[level]} for level in (0, 1)]

@@ -305,6 +305,26 @@ def test_what_codes_alone_stand_for_and_its_error():
     errors = ((unit - expected) ** 2).sum(axis=1)
     errors[4] = 0
     assert quality.relative_squared_error(x, found) == pytest.approx(errors.mean(), rel=1e-5)
+    quantizer = Quantizer(books, [8, 8, 8, 300], mean_lengths=mean)
+    assert np.array_equal(quantizer.decode(codes), found)
+    np.testing.assert_allclose(quantizer.lengths(x, codes), lengths, rtol=1e-9)
+    with pytest.raises(ValueError, match=r"which lengths its levels leave, .* run `sidgraft quantize` again"):
+        Quantizer(books, [8, 8, 8, 300]).decode(codes)
+
+
+def test_errors_and_lengths_of_vectors_that_the_quantizer_was_not_fitted_on():
+    """By METHOD 4, one vector after the other; the mean lengths stay those of the fit."""
+    books, _, fitted = residual.fit_residual(vectors(300, 6), [8, 8], fit="lloyd")
+    quantizer = Quantizer(books, [8, 8, 300], mean_lengths=fitted.mean(axis=0))
+    x = vectors(50, 6, seed=9)
+    codes, lengths = encode_plainly(x, books)
+    np.testing.assert_allclose(quantizer.lengths(x, codes), lengths, rtol=1e-5)
+    expected = np.array([books[0][a] + fitted.mean(axis=0)[0] * books[1][b] for a, b in codes])
+    np.testing.assert_allclose(quantizer.decode(codes), expected, atol=1e-6)
+    unit = x.astype(float) / np.linalg.norm(x.astype(float), axis=1, keepdims=True)
+    first = ((unit - books[0][codes[:, 0]]) ** 2).sum(axis=1).mean()
+    assert quality.first_code_error(x, books[0], codes[:, 0]) == pytest.approx(first, rel=1e-5)
+    assert np.square(lengths[:, 0]).mean() == pytest.approx(first, rel=1e-5)  # the error of the first level
 
 
 def test_balanced_fit_uses_codes_more_equally():

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from sidgraft import artifacts
+from sidgraft import artifacts, quantizers
 from sidgraft.bundles import open_bundle, other_encoder
 from sidgraft.stages.embed import embed
 from sidgraft.stages.publish import publish
@@ -97,6 +98,31 @@ def test_a_catalog_that_moved_asks_for_a_full_training(place, tmp_path, rows):
         decided = look(place, tmp_path, moved, **tight)[1]
         assert decided["decision"] == "full", name
         assert decided["reasons"][0].startswith(f"The {name} is"), name
+
+
+def test_errors_are_measured_against_those_of_the_fit(place, tmp_path, rows, shop):
+    """In float64: squared distances to the centroids of the first codes, of new items and of those of the fit."""
+    grown = [*rows, *(dict(another(row, f"n{n}"), text=f"Engine oil {n * 7} W") for n, row in enumerate(rows[:3]))]
+    _, decision = look(place, tmp_path, grown, max_error_ratio=0.0)
+    (found,) = (check["value"] for check in decision["checks"] if check["name"] == "error ratio")
+    centroids = quantizers.load(open_bundle(str(place)).part("semantic_ids")).codebooks[0].astype(float)
+
+    def error(embeddings, wanted):
+        table = artifacts.load(embeddings, "item_embeddings/v1").read_table("embeddings.parquet").to_pylist()
+        units = [np.array(r["embedding"]) / np.linalg.norm(r["embedding"]) for r in table if wanted(r["item_id"])]
+        return np.mean([((unit - centroids) ** 2).sum(axis=1).min() for unit in units])
+
+    at_fit = error(shop["item_embeddings"], lambda _: True)
+    assert found == pytest.approx(error(tmp_path / "vectors", lambda item: item.startswith("n")) / at_fit, rel=1e-5)
+    assert decision["decision"] == "full"
+
+
+def test_a_quantizer_that_does_not_say_its_errors_asks_for_a_full_training(place, tmp_path, rows, monkeypatch):
+    read = artifacts.Artifact.read_json
+    monkeypatch.setattr(
+        artifacts.Artifact, "read_json", lambda self, name: {k: v for k, v in read(self, name).items() if k != "at_fit"}
+    )
+    assert look(place, tmp_path, rows)[1]["reasons"][0].startswith("The published quantizer does not say how large its")
 
 
 def test_another_encoder_asks_for_a_full_training(place, tmp_path, rows):

@@ -1,6 +1,6 @@
 """Give new and changed items Semantic IDs by a published quantizer. Run: sidgraft extend --help.
 
-Shapes: N items · L semantic levels · D width of the embeddings.
+Shapes: N items · L semantic levels · D width of the embeddings · d of what is quantized.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sidgraft import artifacts, continuity, drift, quantizers
+from sidgraft import artifacts, continuity, drift, quality, quantizers
 from sidgraft.bundles import differences, item_digests, open_version, other_encoder
 from sidgraft.continuity import Issued
 from sidgraft.embeddings import vectors_array
 from sidgraft.progress import say
+from sidgraft.quantizers import Quantizer
 from sidgraft.sequences import check_same_items
+
+DEFINITIONS = {
+    "relative_squared_error_encoded": "relative squared error of the items that were encoded now, new and changed ones",
+    "relative_squared_error_at_fit": "relative squared error of the items that the quantizer was fitted on, then",
+}
 
 
 def extend(catalog: str, item_embeddings: str, previous: str, out: str) -> dict[str, Any]:
@@ -49,12 +55,14 @@ def extend(catalog: str, item_embeddings: str, previous: str, out: str) -> dict[
     names = differences(bundle.bundle.read_table("items.parquet"), item_digests(now))
     differs = {*names["new"], *names["changed"]}
     rows = [row for row, item in enumerate(item_ids) if item in differs]
-    codes_NL = quantizer.encode(vectors_array(vectors)[rows])
+    vectors_ND = vectors_array(vectors)
+    codes_NL = quantizer.encode(vectors_ND[rows])
     codes = continuity.extended(issued, item_ids, {item_ids[r]: c for r, c in zip(rows, codes_NL, strict=True)})
     _check_room(codes, quantizer.sizes)
     lost = continuity.retired(issued, item_ids, codes)
 
     description = last.read_json(quantizers.DESCRIPTION)
+    figures = _figures(quantizer, vectors_ND, codes, rows, description)
     with artifacts.create(
         out, "semantic_ids/v1", stage="extend", arguments={"previous": bundle.version}, inputs=inputs
     ) as draft:
@@ -65,17 +73,32 @@ def extend(catalog: str, item_embeddings: str, previous: str, out: str) -> dict[
         draft.write_json(quantizers.DESCRIPTION, description)
         kept = [[True] * size for size in quantizer.sizes[:-1]]
         draft.write_json(continuity.FILE, {"version": bundle.version, "kept": kept})
-        draft.metadata.update(
-            items=len(item_ids),
-            dim=quantizer.dim,
-            collision_rate=round(drift.collision_rate(codes[:, :-1]), 6),
-            largest_bucket=int(codes[:, -1].max()) + 1,
-            encoded=len(rows),
-            kept=len(item_ids) - len(rows),
-            retired=lost.num_rows,
-        )
+        draft.write_json("quality.json", figures | {"definitions": quality.DEFINITIONS | DEFINITIONS})
+        draft.metadata.update(quality.summary(figures, items=len(item_ids), dim=quantizer.dim))
+        draft.metadata.update(encoded=len(rows), kept=len(item_ids) - len(rows), retired=lost.num_rows)
     say(f"extend: {len(rows):,} items are encoded, {len(item_ids) - len(rows):,} keep their Semantic IDs.")
     return dict(draft.metadata)
+
+
+def _figures(
+    quantizer: Quantizer, vectors_ND: np.ndarray, codes: np.ndarray, rows: list[int], described: dict[str, Any]
+) -> dict[str, Any]:
+    """The figures that `quantize` records, of the whole catalog as it is now, and what DEFINITIONS has beside them.
+
+    ``rows`` are those of the items that were encoded now, ``described`` is the description of the quantizer.
+    """
+    codes_NL, reduced_Nd = codes[:, :-1], quantizer.reduced(vectors_ND)
+    decoded_Nd = quantizer.decode(codes_NL)
+    error = quality.relative_squared_error(reduced_Nd, decoded_Nd)
+    kept = quality.neighbours_kept(vectors_ND, reduced_Nd, decoded_Nd, codes_NL, described["settings"]["seed"])
+    figures = quality.quality(codes, quantizer.lengths(reduced_Nd, codes_NL), quantizer.sizes, error, kept)
+    # Counted, because the deduplication codes of items that are gone are missing from those that are left.
+    shared = np.unique(codes_NL, axis=0, return_counts=True)[1]
+    figures |= {"collision_rate": drift.collision_rate(codes_NL), "largest_bucket": int(shared.max())}
+    figures["relative_squared_error_at_fit"] = described["at_fit"]["relative_squared_error"]
+    if rows:
+        figures["relative_squared_error_encoded"] = quality.relative_squared_error(reduced_Nd[rows], decoded_Nd[rows])
+    return figures
 
 
 def _check_room(codes: np.ndarray, sizes: list[int]) -> None:

@@ -127,8 +127,8 @@ def quantize(
     if method == "residual-kmeans":
         settings = {"fit": fit, "steps": steps, "batch_size": batch_size, "max_iterations": max_iterations}
         codebooks, codes_NL, lengths_NL = residual.fit_residual(reduced_Nd, sizes, **settings, seed=seed)
-        decoded_Nd = residual.decode(codes_NL, codebooks, lengths_NL.mean(axis=0))
-        quantizer = Quantizer(codebooks, [*sizes, dedup_size], mean_D, components_Dd)
+        mean_lengths = lengths_NL.mean(axis=0)
+        quantizer = Quantizer(codebooks, [*sizes, dedup_size], mean_D, components_Dd, mean_lengths=mean_lengths)
     else:
         settings = {
             "balanced": fit == "balanced",
@@ -145,9 +145,7 @@ def quantize(
         }
         network, record = rqvae.fit(reduced_Nd, sizes, **settings, seed=seed)
         codes_NL, lengths_NM = network.encode(reduced_Nd)
-        given_L = np.sqrt(np.square(lengths_NM[:, :-1]).mean(axis=0))
-        lengths_NL = lengths_NM[:, 1:] / np.where(given_L > 0, given_L, 1.0)
-        decoded_Nd = network.decode(codes_NL)
+        lengths_NL = rqvae.relative_lengths(lengths_NM)
         codebooks = [book_KC.detach().numpy() for book_KC in network.codebooks]
         means, counts = quantizers.item_means(reduced_Nd, codes_NL, sizes)
         quantizer = Quantizer(codebooks, [*sizes, dedup_size], mean_D, components_Dd, network, means, counts)
@@ -158,12 +156,15 @@ def quantize(
         quantizer = quantizer.renumbered(numbers)
         codes_NL = np.stack([number_K[codes_NL[:, level]] for level, number_K in enumerate(numbers)], axis=1)
     codes = quantizers.deduplicate(codes_NL, dedup_size)
+    decoded_Nd = quantizer.decode(codes_NL)
     error = quality.relative_squared_error(reduced_Nd, decoded_Nd)
     kept = quality.neighbours_kept(vectors_ND, reduced_Nd, decoded_Nd, codes_NL, seed)
     figures = quality.quality(codes, lengths_NL, quantizer.sizes, error, kept)
+    first = quality.first_code_error(reduced_Nd, quantizer.centroids[0], codes_NL[:, 0])
+    at_fit = {"relative_squared_error": error, "first_code_error": first}
     quality.check_quality(figures, max_collision_rate, min_utilisation)
 
-    summary = _summary(figures, items=len(item_ids), dim=width)
+    summary = quality.summary(figures, items=len(item_ids), dim=width)
     for level, kept_K in enumerate(goes_on.get("kept", [])):
         summary[f"kept_codes_level_{level}"] = sum(kept_K)
     in_input_order = np.empty_like(codes)
@@ -179,7 +180,7 @@ def quantize(
         save_file(quantizer.tensors(), draft.path / quantizers.CODEBOOKS)
         draft.write_json(
             quantizers.DESCRIPTION,
-            _description(method, quantizer, vectors_ND.shape[1], reduction, {**settings, "seed": seed}),
+            _description(method, quantizer, vectors_ND.shape[1], reduction, {**settings, "seed": seed}, at_fit),
         )
         draft.write_json("quality.json", figures | {"definitions": quality.DEFINITIONS})
         if record:
@@ -254,7 +255,12 @@ def _table(item_ids: pa.ChunkedArray, codes: np.ndarray) -> pa.Table:
 
 
 def _description(
-    method: str, quantizer: Quantizer, input_dim: int, reduction: str, settings: dict[str, Any]
+    method: str,
+    quantizer: Quantizer,
+    input_dim: int,
+    reduction: str,
+    settings: dict[str, Any],
+    at_fit: dict[str, float],
 ) -> dict[str, Any]:
     return {
         "method": method,
@@ -264,12 +270,5 @@ def _description(
         "dim": quantizer.dim,
         "reduction": reduction if quantizer.dim < input_dim or quantizer.mean_D is not None else "none",
         "settings": settings,
+        "at_fit": at_fit,
     }
-
-
-def _summary(figures: dict[str, Any], *, items: int, dim: int) -> dict[str, Any]:
-    rows = figures["levels"]
-    summary = {"items": items, "dim": dim, **{k: v for k, v in figures.items() if k != "levels"}}
-    for name in ("mse", "utilisation", "perplexity", "prefix_neighbours"):
-        summary |= {f"{name}_level_{level}": row[name] for level, row in enumerate(rows)}
-    return {k: round(v, 6) if isinstance(v, float) else v for k, v in summary.items()}

@@ -50,7 +50,8 @@ def watch(
         bundles: Folder of all published versions, local or s3://, with the pointer latest.json.
         out: Directory to write the decision artifact to.
         max_changed_share: Largest share of the catalog that may be new or have another text, for an increment.
-        max_error_ratio: Largest quantization error of new and changed items, in multiples of that of the known ones.
+        max_error_ratio: Largest quantization error of new and changed items, in multiples of that of the items which
+            the quantizer was fitted on; by the first code, from its centroid.
         max_collision_rate: Largest share of items that may share their semantic codes with another.
         max_category_shift: Largest total variation distance between the mixes of categories, from 0 to 1.
         force: none decides by the catalog. full trains with all items, whatever has changed; anew does so, too, and
@@ -89,6 +90,8 @@ def watch(
         names = differences(bundle.bundle.read_table("items.parquet"), digests)
         if other := other_encoder(bundle, inputs["item_embeddings"]):
             decision, reasons = "full", [other]
+        elif "at_fit" not in bundle.part("semantic_ids").read_json(quantizers.DESCRIPTION):
+            decision, reasons = "full", ["The published quantizer does not say how large its errors were at the fit."]
         else:
             limits = _limits(bundle, now, vectors, names, settings)
             decision, reasons = _decide(names, limits)
@@ -118,14 +121,16 @@ def _limits(
     vectors_Nd = vectors_array(vectors)
     differs = {*names["new"], *names["changed"]}
     is_known_N = np.asarray([item not in differs for item in item_ids])
+    others_Nd = quantizer.reduced(vectors_Nd[~is_known_N])
     encoded = quantizer.encode(vectors_Nd[~is_known_N])
+    at_fit = ids.read_json(quantizers.DESCRIPTION)["at_fit"]
     others = dict(zip((item for item in item_ids if item in differs), encoded, strict=True))
     codes = continuity.extended(Issued.read(ids), item_ids, others)
     categories = Counter(category or "" for category in item_categories(now))
     before = bundle.bundle.read_json("catalog.json")["categories"]
     found = {
         "changed_share": len(differs) / len(item_ids),
-        "error_ratio": drift.error_ratio(vectors_Nd, codes[:, 0], is_known_N),
+        "error_ratio": drift.error_ratio(others_Nd, quantizer.centroids[0], encoded[:, 0], at_fit["first_code_error"]),
         "collision_rate": drift.collision_rate(codes[:, :-1]),
         "category_shift": drift.category_shift(before, categories),
     }
