@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -71,6 +72,11 @@ def _parser() -> argparse.ArgumentParser:
             "--experiment", default="", metavar="NAME", help="one that exists; the default is sidgraft"
         )
         command.add_argument("--run-name", default="", metavar="NAME", help="the default is the preset's name")
+        command.add_argument(
+            "--service-account",
+            metavar="NAME",
+            help="who the run is in Kubernetes; the default is the profile's, '' the one of Kubeflow Pipelines",
+        )
     schedule_.add_argument(
         "--cron",
         required=True,
@@ -142,8 +148,10 @@ def _upload(arguments: argparse.Namespace) -> int:
 
 
 def _profile(arguments: argparse.Namespace) -> Profile:
-    """Read the profile; say so where the cluster will look for images that only this machine has."""
+    """Read the profile and what is said beside it; tell where images are looked for that only this machine has."""
     profile = read_profile(arguments.profile)
+    if getattr(arguments, "service_account", None) is not None:
+        profile = replace(profile, service_account=arguments.service_account)
     if not registry() and not profile.images:
         print(
             f"{REGISTRY} is not set: images have no registry, so the nodes must hold them already (images/README.md).",

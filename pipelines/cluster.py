@@ -48,12 +48,13 @@ def submit(
     _reachable_by_pods(settings)
     settings = _with_digests(settings)
     settings, profile = _fitted(settings, profile)
-    with _client(host, namespace) as client, _package(settings.pipeline, profile) as package:
+    with _client(host, namespace, profile.service_account) as client, _package(settings.pipeline, profile) as package:
         run = client.run_pipeline(
             experiment_id=_experiment(client, experiment, namespace),
             job_name=run_name or settings.preset,
             pipeline_package_path=package,
             params=settings.parameters,
+            service_account=profile.service_account or None,
         )
         return f"{client._get_url_prefix()}/#/runs/details/{run.run_id}"
 
@@ -83,7 +84,7 @@ def schedule(
     anew = {"prepare": replace(profile.stages["prepare"], cache=False)}
     profile = replace(profile, stages={**profile.stages, **anew})
     name = run_name or settings.preset
-    with _client(host, namespace) as client, _package(settings.pipeline, profile) as package:
+    with _client(host, namespace, profile.service_account) as client, _package(settings.pipeline, profile) as package:
         place = _experiment(client, experiment, namespace)
         old = _schedules(client, name, place)
         new = client.create_recurring_run(
@@ -94,6 +95,7 @@ def schedule(
             no_catchup=True,
             params=settings.parameters,
             pipeline_package_path=package,
+            service_account=profile.service_account or None,
         )
         for schedule_id in old:
             client.delete_recurring_run(schedule_id)
@@ -131,8 +133,11 @@ def _package(pipeline: str, profile: Profile) -> Iterator[str]:
 
 
 @contextmanager
-def _client(host: str, namespace: str) -> Iterator[Any]:
-    """A client for the host whose errors are told in a sentence, and that prints nothing by itself."""
+def _client(host: str, namespace: str, account: str = "") -> Iterator[Any]:
+    """A client for the host whose errors are told in a sentence, and that prints nothing by itself.
+
+    ``account`` is the service account that a run is to have, empty for the server's own.
+    """
     _connect(host)
     try:
         with warnings.catch_warnings(), redirect_stdout(StringIO()):
@@ -140,7 +145,7 @@ def _client(host: str, namespace: str) -> Iterator[Any]:
             _healthy(host)
             yield Client(host=host, existing_token=os.environ.get(TOKEN), namespace=namespace or "kubeflow")
     except kfp_server_api.ApiException as error:
-        raise ClusterError(_told(host, error)) from error
+        raise ClusterError(_told(host, error, account)) from error
     except urllib3.exceptions.HTTPError as error:
         raise ClusterError(f"{host} broke off the connection ({error}). Check --host and try again.") from error
 
@@ -170,7 +175,12 @@ def _healthy(host: str) -> None:
         kfp_server_api.HealthzServiceApi(client).healthz_service_get_healthz()
 
 
-def _told(host: str, error: kfp_server_api.ApiException) -> str:
+def _told(host: str, error: kfp_server_api.ApiException, account: str) -> str:
+    if account and account in _message(error):
+        return (
+            f"{host} lets no run have the service account {account} (HTTP {error.status}: {_message(error)}). Have it"
+            " allowed, as docs/operations.md says, or give --service-account '' for the one of Kubeflow Pipelines."
+        )
     if error.status in (401, 403):
         given = (
             "the token in KFP_TOKEN" if os.environ.get(TOKEN) else "a request without a token (KFP_TOKEN is not set)"

@@ -4,7 +4,8 @@
 
 A profile is a mapping of: `description`; `images` (full references of images of one's own in place of those of this
 code, by `data`, `cpu`, `gpu`); `checkpoints` (a folder on s3:// for those of ground and finetune, empty for none);
-`secret` (the Kubernetes secret with the object store's credentials, empty for none); `queue` and `priority` (Kueue's
+`secret` (the Kubernetes secret with the object store's credentials, empty for none); `service_account` (who the runs
+are that `submit` and `schedule` start, empty for the account of Kubeflow Pipelines); `queue` and `priority` (Kueue's
 queue and priority class, empty for none); `gpu` (what a stage with GPUs gets: `resource`, `node_selector`,
 `node_affinity`, `tolerations`); `defaults` (resources of every stage) and `stages` (what a stage has otherwise). It
 is applied when a pipeline is compiled; the local runner knows none of it.
@@ -26,7 +27,10 @@ from components.images import IMAGES, image
 
 PROFILES = Path(__file__).parent / "profiles"
 
-KEYS = ("description", "images", "checkpoints", "secret", "queue", "priority", "gpu", "defaults", "stages")
+KEYS = (
+    "description", "images", "checkpoints", "secret", "service_account", "queue", "priority",
+    "gpu", "defaults", "stages",
+)  # fmt: skip
 GPU_KEYS = ("resource", "node_selector", "node_affinity", "tolerations")
 TOLERATION_KEYS = ("key", "operator", "value", "effect")
 AFFINITY_KEYS = ("key", "operator", "values")
@@ -80,6 +84,7 @@ class Profile:
     images: Mapping[str, str] = field(default_factory=dict)
     checkpoints: str = ""
     secret: str = ""
+    service_account: str = ""
     queue: str = ""
     priority: str = ""
     resource: str = ""
@@ -135,6 +140,7 @@ def read_profile(name: str) -> Profile:
         stages=stages,
         images=_images(content, where),
         secret=content.get("secret") or "",
+        service_account=content.get("service_account") or "",
         queue=content.get("queue") or "",
         priority=content.get("priority") or "",
         resource=gpu.get("resource", ""),

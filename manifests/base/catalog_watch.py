@@ -3,8 +3,9 @@
     python catalog_watch.py PARAMETERS.yaml
 
 The pipeline looks at the catalog itself: a run that finds nothing to train ends after that. KFP_HOST is the address of
-Kubeflow Pipelines, NAMESPACE that of the runs, which counts where the cluster has many users; the token is that of the
-service account, from the file that KFP's client looks for.
+Kubeflow Pipelines, NAMESPACE that of the runs, which counts where the cluster has many users, SERVICE_ACCOUNT who the
+runs are (empty for the account of Kubeflow Pipelines). The token is that of the watch's own account, from the file that
+KFP's client looks for.
 """
 
 import os
@@ -36,7 +37,12 @@ def main(parameters: Path) -> str:
     if runs and runs[0].state not in ENDED:
         return f"The run {runs[0].run_id} is under way: no other is started."
     run = client.run_pipeline(
-        experiment, PIPELINE, params=given, pipeline_id=pipeline, version_id=versions[0].pipeline_version_id
+        experiment,
+        PIPELINE,
+        params=given,
+        pipeline_id=pipeline,
+        version_id=versions[0].pipeline_version_id,
+        service_account=os.environ["SERVICE_ACCOUNT"] or None,
     )
     return f"Started the run {run.run_id} of {versions[0].display_name}."
 

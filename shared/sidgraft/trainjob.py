@@ -274,8 +274,8 @@ def _refused(error: Any) -> ValueError:
     if "admission webhook" in said:  # it speaks of the job, not of rights
         return ValueError(f"Kubeflow Trainer refuses the job: {said}.")
     return ValueError(
-        f"the Kubernetes API refuses: {said}. The role sidgraft-trainjobs of manifests/base gives these rights: bind it"
-        " to the service account that tasks run as, as manifests/overlays do."
+        f"the Kubernetes API refuses: {said}. The role sidgraft-trainjobs of manifests/base gives these rights: start"
+        " the run with the service account that has it, sidgraft-runner, or bind it to the one that the run has."
     )
 
 

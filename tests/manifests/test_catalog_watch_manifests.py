@@ -51,6 +51,10 @@ def test_the_watcher_has_a_token_for_kubeflow_pipelines_alone_and_rights_to_star
         b for b in of_kind(overlay, "RoleBinding") if pod["serviceAccountName"] in {s["name"] for s in b["subjects"]}
     )
     (role,) = (r for r in of_kind(overlay, "Role") if r["metadata"]["name"] == binding["roleRef"]["name"])
-    rights = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    *starts, account = role["rules"]
+    rights = {(resource, verb) for rule in starts for resource in rule["resources"] for verb in rule["verbs"]}
     assert {resource for resource, verb in rights if verb not in ("get", "list")} == {"runs", "experiments"}
     assert {verb for _, verb in rights} == {"create", "get", "list"}
+    given = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+    assert account["resourceNames"] == [given["SERVICE_ACCOUNT"]]
+    assert account["resourceNames"][0] in {a["metadata"]["name"] for a in of_kind(overlay, "ServiceAccount")}

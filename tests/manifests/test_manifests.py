@@ -14,7 +14,7 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
-from pipelines.placement import LABEL, SECRET_KEYS, read_profile
+from pipelines.placement import LABEL, SECRET_KEYS, profile_names, read_profile
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 OVERLAYS = sorted(folder.name for folder in (MANIFESTS / "overlays").iterdir())
@@ -145,13 +145,46 @@ def test_a_training_pod_has_shared_memory_the_stores_credentials_and_the_labels_
     assert spec["tolerations"] == [dict(rule) for rule in profile.tolerations]
 
 
-@pytest.mark.parametrize(
-    ("overlay", "account"), [("kind", "pipeline-runner"), ("h100", "default-editor"), ("openshift", "default-editor")]
-)
-def test_the_rights_for_jobs_go_to_the_account_that_tasks_run_as(overlay, account):
-    (binding,) = (b for b in of_kind(overlay, "RoleBinding") if b["metadata"]["name"] == "sidgraft-trainjobs")
-    assert [s["name"] for s in binding["subjects"]] == [account]
-    assert binding["roleRef"]["name"] == "sidgraft-trainjobs"
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_runs_have_an_account_of_their_own_with_the_rights_of_a_task_and_to_start_jobs(overlay):
+    (runner,) = {read_profile(name).service_account for name in profile_names()}
+    (account,) = (a for a in of_kind(overlay, "ServiceAccount") if a["metadata"]["name"] == runner)
+    assert account["automountServiceAccountToken"] is True  # KFP's launcher asks for its configuration
+    bound = {
+        binding["roleRef"]["name"]: [subject["name"] for subject in binding["subjects"]]
+        for binding in of_kind(overlay, "RoleBinding")
+    }
+    assert {role for role, names in bound.items() if runner in names} == {"sidgraft-runner", "sidgraft-trainjobs"}
+    assert bound["sidgraft-runner"] == bound["sidgraft-trainjobs"] == [runner]
+    (role,) = (r for r in of_kind(overlay, "Role") if r["metadata"]["name"] == "sidgraft-runner")
+    rights = {
+        (resource, verb, *rule.get("resourceNames", []))
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    look = ("get", "list", "watch")
+    assert rights == {
+        *(("workflowtaskresults", verb) for verb in ("create", "patch")),
+        *(("workflowtasksets", verb) for verb in look),
+        *(("workflowtasksets/status", verb) for verb in ("get", "patch")),
+        *(("pods", verb) for verb in look),
+        *(("configmaps", verb, "kfp-launcher") for verb in look),
+        ("secrets", "get", "mlpipeline-minio-artifact"),
+    }
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_who_starts_runs_may_give_them_that_account_and_no_other(overlay):
+    for name in ("sidgraft-submitter", "sidgraft-watcher"):
+        (role,) = (r for r in of_kind(overlay, "Role") if r["metadata"]["name"] == name)
+        (rule,) = (rule for rule in role["rules"] if "serviceaccounts" in rule["resources"])
+        assert rule == {
+            "apiGroups": [""],
+            "resources": ["serviceaccounts"],
+            "resourceNames": ["sidgraft-runner"],
+            "verbs": ["use"],
+        }
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -173,15 +206,19 @@ def test_pod_security_is_warned_of_and_audited_and_enforced_where_kubeflow_itsel
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_roles_name_what_they_may_and_touch_no_secret(overlay):
+def test_roles_name_what_they_may_and_touch_no_secret_but_that_of_kfps_own_store(overlay):
     roles = of_kind(overlay, "Role")
     assert roles
     for rule in (rule for role in roles for rule in role["rules"]):
-        assert set(rule["apiGroups"]) <= {"pipelines.kubeflow.org", "trainer.kubeflow.org", ""}
-        assert "secrets" not in rule["resources"]
+        assert set(rule["apiGroups"]) <= {"pipelines.kubeflow.org", "trainer.kubeflow.org", "argoproj.io", ""}
+        if "secrets" in rule["resources"]:
+            assert (rule["resourceNames"], rule["verbs"]) == (["mlpipeline-minio-artifact"], ["get"])
         assert "*" not in [*rule["resources"], *rule["verbs"]]
-        assert not {"escalate", "bind", "impersonate", "update", "patch"} & set(rule["verbs"])
-    assert all(account["automountServiceAccountToken"] is False for account in of_kind(overlay, "ServiceAccount"))
+        assert not {"escalate", "bind", "impersonate", "update"} & set(rule["verbs"])
+        if "patch" in rule["verbs"]:
+            assert set(rule["resources"]) <= {"workflowtaskresults", "workflowtasksets/status"}
+    accounts = {a["metadata"]["name"]: a["automountServiceAccountToken"] for a in of_kind(overlay, "ServiceAccount")}
+    assert [name for name, mounted in accounts.items() if mounted] == ["sidgraft-runner"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

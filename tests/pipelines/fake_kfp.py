@@ -34,6 +34,7 @@ class Fake:
         self.experiments, self.pipelines, self.versions, self.runs, self.schedules = {}, {}, {}, {}, {}
         self.states, self.multi_user, self.namespaces = [], False, []
         self.asked = []
+        self.accounts = None  # the service accounts that runs may have; None for any
 
     def answer(self, method, path, query, body, content_type):
         """Return (status, answer)."""
@@ -53,6 +54,8 @@ class Fake:
                 return 200, {"experiment_id": self.experiments[name], "display_name": name}
             case ("POST", "/runs"):
                 run = checked(body, "V2beta1Run")
+                if refusal := self.refused(run.service_account):
+                    return refusal
                 self.runs[f"r{len(self.runs)}"] = run
                 self.states.append("RUNNING")
                 return 200, {"run_id": f"r{len(self.runs) - 1}"}
@@ -64,7 +67,10 @@ class Fake:
                 return 200, self.page(query)
             case ("POST", "/recurringruns"):
                 name = f"s{len(self.schedules)}"
-                self.schedules[name] = checked(body, "V2beta1RecurringRun")
+                schedule = checked(body, "V2beta1RecurringRun")
+                if refusal := self.refused(schedule.service_account):
+                    return refusal
+                self.schedules[name] = schedule
                 return 200, {"recurring_run_id": name}
             case ("GET", "/pipelines"):
                 name = json.loads(query["filter"][0])["predicates"][0]["stringValue"]
@@ -88,6 +94,12 @@ class Fake:
             found = found[::-1] if query.get("sort_by") == ["created_at desc"] else found
             return 200, {"pipeline_versions": found}
         return 404, {"message": f"no such call: {method} {path}"}
+
+    def refused(self, account):
+        """The answer to a run whose service account is not on the list of those allowed; None where it may have it."""
+        if self.accounts is None or not account or account in self.accounts:
+            return None
+        return 403, {"message": f"service account {account} is not in the list of allowed service accounts"}
 
     def page(self, query):
         """One schedule a page, as a server with more than fit on one."""

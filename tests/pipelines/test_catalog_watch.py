@@ -16,6 +16,7 @@ def start(monkeypatch, tmp_path):
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setenv("HOME", str(tmp_path))  # the client keeps a context there
     monkeypatch.setenv("NAMESPACE", "shop")
+    monkeypatch.setenv("SERVICE_ACCOUNT", "sidgraft-runner")
     spec = importlib.util.spec_from_file_location("catalog_watch", FILE)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -40,12 +41,20 @@ def test_it_starts_the_newest_version_once_until_that_run_has_ended(start):
     assert (reference.pipeline_id, reference.pipeline_version_id) == ("p0", "v-new")
     assert made.runtime_config.parameters == {"catalog": "s3://shop/items.parquet", "watch_force": "full"}
     assert made.experiment_id == fake.experiments["sidgraft-retrain"]
+    assert made.service_account == "sidgraft-runner"
     for state in ("PENDING", "RUNNING", "PAUSED"):
         fake.states[-1] = state
         assert run() == "The run r0 is under way: no other is started."
     for number, state in enumerate(("SUCCEEDED", "FAILED", "CANCELED"), 1):
         fake.states[-1] = state
         assert run() == f"Started the run r{number} of new."
+
+
+def test_the_runs_may_have_the_account_of_kubeflow_pipelines(start, monkeypatch):
+    run, fake = start
+    monkeypatch.setenv("SERVICE_ACCOUNT", "")
+    run()
+    assert fake.runs["r0"].service_account is None
 
 
 @pytest.mark.parametrize("many", [False, True])

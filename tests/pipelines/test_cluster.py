@@ -108,6 +108,26 @@ def test_the_task_that_starts_several_nodes_asks_for_no_gpu(fake, host):
     assert (parameters["finetune_nodes"], parameters["finetune_strategy"]) == (2, "zero2")
 
 
+def test_runs_have_the_service_account_of_the_profile_unless_another_is_named(fake, host):
+    for command, more in (("submit", []), ("schedule", ["--cron", "0 0 3 * * *"])):
+        for account in ([], ["--service-account", "another"], ["--service-account", ""]):
+            assert submit(host, *more, "--run-name", str(account), *account, command=command) == 0
+    for made in (fake.runs, fake.schedules):
+        assert [sent.service_account for sent in made.values()] == ["sidgraft-runner", "another", None]
+
+
+def test_a_service_account_that_runs_may_not_have_is_told(fake, host, capsys):
+    fake.accounts = ["pipeline-runner"]
+    for command, more in (("submit", []), ("schedule", ["--cron", "0 0 3 * * *"])):
+        assert submit(host, *more, command=command) == 1
+        text = told(capsys)
+        assert "lets no run have the service account sidgraft-runner (HTTP 403: service account sidgraft-ru" in text
+        assert "or give --service-account ''" in text
+    assert not fake.runs
+    assert not fake.schedules
+    assert submit(host, "--service-account", "") == 0
+
+
 def test_submit_into_an_experiment_that_exists(fake, host):
     fake.experiments["tests"] = "e7"
     assert submit(host, "--experiment", "tests") == 0
