@@ -1,8 +1,8 @@
 """Run each stage of a local run in a container, by KFP's Docker runner: the option runner of the command run.
 
-Containers have no network, no rights of root and a read-only root; they write under the run's folder and /tmp alone.
-They see the files of this machine that the run's parameters name, read-only and under the same path. Stages that would
-run on GPUs in a cluster run in the CPU image here.
+Containers have no network, no rights of root and a read-only root; they write under the run's folder, to /tmp and, in
+retraining, to the folder of the bundles alone. They see the files of this machine that the run's parameters name,
+read-only and under the same path. Stages that would run on GPUs in a cluster run in the CPU image here.
 """
 
 import codecs
@@ -22,6 +22,7 @@ from kfp.local import docker_task_handler
 from components.images import IMAGES, built, recipe_digest, registry
 from pipelines.inputs import USER_FILES
 from pipelines.settings import SettingsError
+from sidgraft import storage
 
 LABEL = "sidgraft.root"  # on a container: the folder of its run
 PLAN = "containers.json"  # the file under the run's folder that tells the worker how to make the containers
@@ -39,6 +40,7 @@ class Containers:
     root: str
     images: dict[str, str]  # the name of an image in the pipeline -> the built image that stands for it, with its tag
     inputs: list[str]  # files and folders that the containers may read
+    outputs: list[str]  # folders beside the run's own that they may write to
     user: str
 
 
@@ -46,8 +48,14 @@ def prepare(root: Path, parameters: dict[str, Any]) -> dict[str, Any]:
     """Look for the engine and the images, make the folders that containers write to, write PLAN under ``root``.
 
     Returns the parameters with the paths of files as the containers see them. Raises SettingsError that says what
-    to do where there is no engine or no image of this code.
+    to do where there is no engine or no image of this code, and where bundles are in a store.
     """
+    bundles = parameters.get("bundles", "")
+    if storage.is_remote(bundles):
+        raise SettingsError(
+            f"bundles is {bundles!r}, but the containers of --runner docker have no network: give a folder of this"
+            " machine, or leave out --runner docker."
+        )
     images = {IMAGES[stage]: built(local_image(stage), registry()) for stage in IMAGES}
     client = engine()
     missing = sorted(image for image in set(images.values()) if not _has(client, image))
@@ -60,11 +68,15 @@ def prepare(root: Path, parameters: dict[str, Any]) -> dict[str, Any]:
         )
     uid = os.getuid() or IMAGE_USER
     for folder in ("artifacts", "checkpoints", "home"):
-        (root / folder).mkdir(exist_ok=True)
-        if os.getuid() == 0:
-            os.chown(root / folder, IMAGE_USER, 0)
+        _writable(root / folder)
     parameters, inputs = _visible(parameters)
-    plan = Containers(str(root), images, inputs, f"{uid}:{os.getgid()}")
+    outputs = []
+    if bundles:
+        place = Path(bundles).resolve()
+        for folder in (place, place / "versions"):
+            _writable(folder)
+        parameters, outputs = parameters | {"bundles": str(place)}, [str(place)]
+    plan = Containers(str(root), images, inputs, outputs, f"{uid}:{os.getgid()}")
     (root / PLAN).write_text(json.dumps(asdict(plan), indent=1) + "\n", encoding="utf-8")
     return parameters
 
@@ -115,6 +127,7 @@ def run_container(
         str(root / "artifacts"): {"bind": str(root / "artifacts"), "mode": mode},
         str(root / "checkpoints"): {"bind": str(root / "checkpoints"), "mode": mode},
         str(root / "home"): {"bind": "/cache", "mode": mode},
+        **{path: {"bind": path, "mode": mode} for path in containers.outputs},
         **{path: {"bind": path, "mode": mode.replace("rw", "ro")} for path in containers.inputs},
     }
     name = image.rpartition(":")[0]
@@ -151,6 +164,13 @@ def engine() -> docker.DockerClient:
     return client
 
 
+def _writable(folder: Path) -> None:
+    """Make a folder that the containers' user may write to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.getuid() == 0:
+        os.chown(folder, IMAGE_USER, 0)
+
+
 def _has(client: docker.DockerClient, image: str) -> bool:
     try:
         client.images.get(image)
@@ -171,8 +191,8 @@ def _visible(parameters: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _is_path(key: str, value: str) -> bool:
     """The files of the user are paths; a model may be one; of the rest only what cannot be anything else."""
-    if key.endswith("_checkpoints"):
-        return False  # written to, under the run's folder
+    if key == "bundles" or key.endswith("_checkpoints"):
+        return False  # written to
     return key in (*USER_FILES, *MODELS) or Path(value).is_absolute()
 
 

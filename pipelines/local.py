@@ -51,10 +51,6 @@ def run_locally(settings: Settings, root: Path, console: Console, runner: str = 
     1: a stage failed. 130: stopped by Ctrl-C.
     """
     root = root.resolve()
-    if runner == "docker" and "bundles" in settings.parameters:
-        raise SettingsError(
-            "the containers of --runner docker write under --root alone, not to bundles: leave out --runner docker."
-        )
     (root / "logs").mkdir(parents=True, exist_ok=True)
     plan = _plan(settings)
     with (root / ".lock").open("w") as lock:

@@ -90,6 +90,20 @@ def test_the_smoke_pipeline_runs_in_containers_and_is_reused(images, tmp_path):
     assert {"prepare", "finetune", "report"} <= {name for name, _ in stages}
 
 
+def test_retraining_publishes_from_containers_and_then_finds_nothing_to_do(images, tmp_path):
+    bundles = tmp_path / "shop" / "bundles"
+    arguments = ("--preset", "smoke-retrain", "--set", f"bundles={bundles}")
+    first = pipeline(tmp_path / "run", *arguments)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert re.search(r"publish: v-\w+ is published", first.stdout)
+    (version,) = (bundles / "versions").iterdir()
+    assert f'"{version.name}"' in (bundles / "latest.json").read_text(encoding="utf-8")
+    assert version.stat().st_uid > 0
+    second = pipeline(tmp_path / "run", *arguments)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "watch: none." in second.stdout
+
+
 def test_a_failing_stage_fails_the_run_with_its_own_error(images, tmp_path):
     failed = pipeline(tmp_path, "--set", "prepare_item_id=asin")
     assert failed.returncode == 1
