@@ -7,6 +7,9 @@ d codebook width · M text rows.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,144 +100,25 @@ def diagnose(
     }
     vocabulary = _vocabulary(inputs, level)
     rng = np.random.default_rng(seed)
-    texts = _sample(vocabulary.first_id, text_rows, rng)
-
-    # What the codes stand for.
-    items = inputs["catalog"].read_table("catalog.parquet", columns=["item_id", "category"])
-    sids = inputs["semantic_ids"].read_table("semantic_ids.parquet")
-    check_same_items(items, sids)
-    item_ids, codes_NL, categories_N = items["item_id"].to_pylist(), codes_array(sids), item_categories(items)
-    trained_on = read_queries(inputs["interactions"], item_ids) or read_sequences(inputs["interactions"], item_ids)
-    counts_N = training_counts(inputs["interactions"].read_table("interactions.parquet"), item_ids)
-    size = vocabulary.sizes[level]
-    totals_K = geometry.code_totals(codes_NL[:, level], counts_N, size)
-    items_K = geometry.code_totals(codes_NL[:, level], np.ones(len(item_ids)), size)
-    categories_K = geometry.majority_categories(codes_NL[:, level], categories_N, size)
-    codebooks = [book.astype(np.float64) for book in quantizers.load(inputs["semantic_ids"]).centroids]
-
-    # The rows at the three points, with text rows of the same model.
-    started_at = inputs["model"].arguments.get("rows_epoch", models.LAST_EPOCH)  # the epoch of grounding
-    initial = models.load_rows(inputs["initial_rows"])
-    grounded = models.load_rows(inputs["grounded_rows"], started_at)
-    base_MD, origin_D = _base_texts(inputs["initial_rows"], vocabulary, texts)
-    tuned, tuned_MD, axis_D = _fine_tuned(inputs["model"], vocabulary, level, texts, trained_on, codes_NL, rng)
-    tensors = {INITIALIZATION: initial, GROUNDING: grounded, FINE_TUNING: tuned}
-    texts_MD = {INITIALIZATION: base_MD, GROUNDING: base_MD, FINE_TUNING: tuned_MD}
-    rows_ND = {name: _float64(t["rows"]) for name, t in tensors.items()}
-    output_ND = {name: _float64(t.get("head_rows", t["rows"])) for name, t in tensors.items()}
-    origin_D = _float64(initial["mu"]) if "mu" in initial else origin_D
-
-    # Of one level, and of all semantic levels (S rows; they stand first among the new rows).
-    here, semantic = vocabulary.level_rows(level), slice(0, sum(vocabulary.sizes[:-1]))
-    of_level_KD = {name: rows[here] for name, rows in rows_ND.items()}
-    of_all_SD = {name: rows[semantic] for name, rows in rows_ND.items()}
-    vectors_Kd, vectors_Sd = codebooks[level], np.concatenate(codebooks)
-    shown_K, shown_S = _sample(size, MOST_ROWS, rng), _sample(semantic.stop, MOST_ROWS, rng)
-    projections_K = {name: geometry.axis_projection(rows[here], axis_D) for name, rows in output_ND.items()}
-    popularity_KT, semantic_KT = geometry.popularity_target(totals_K), geometry.category_target(categories_K)
-    random = geometry.random_purity(categories_K)
-    encoder = geometry.neighbourhood_purity(vectors_Kd, categories_K, neighbours)
-
-    stages: dict[str, dict[str, Any]] = {}
-    for name in tensors:
-        rows_KD, rows_SD = of_level_KD[name], of_all_SD[name]
-        spectrum = geometry.singular_values(geometry.centred(rows_KD))
-        spectrum_all = geometry.singular_values(rows_SD)
-        rsa = geometry.rsa(rows_KD[shown_K], vectors_Kd[shown_K])
-        rsa_all = geometry.rsa(rows_SD[shown_S], vectors_Sd[shown_S])
-        stages[name] = {
-            "rank": geometry.rank(spectrum, rows_KD.shape),
-            "effective_rank": geometry.effective_rank(spectrum, rows_KD.shape),
-            "effective_rank_all": geometry.effective_rank(spectrum_all, rows_SD.shape),
-            "sigma_geo": geometry.sigma_geo(spectrum, rows_KD.shape),
-            "mean_cosine": geometry.mean_pairwise_cosine(rows_KD),
-            "mean_cosine_all": geometry.mean_pairwise_cosine(rows_SD),
-            "mean_cosine_text": geometry.mean_cosine(rows_KD, texts_MD[name]),
-            "rsa_pearson": rsa[0],
-            "rsa_spearman": rsa[1],
-            "rsa_pearson_all": rsa_all[0],
-            "rsa_spearman_all": rsa_all[1],
-            "purity": geometry.neighbourhood_purity(rows_KD, categories_K, neighbours),
-            "purity_random": random,
-            "purity_encoder": encoder,
-            "r2": {
-                "popularity": _by_depth(geometry.alignment(rows_KD, popularity_KT, DEPTHS)),
-                "semantic": _by_depth(geometry.alignment(rows_KD, semantic_KT, DEPTHS)),
-            },
-            "cosine_to_initialization": geometry.mean_matched_cosine(rows_KD, of_level_KD[INITIALIZATION], origin_D),
-            "cosine_to_centroids": geometry.mean_matched_cosine(
-                rows_KD, _float64(initial["centroid_rows"])[here], origin_D
-            )
-            if "centroid_rows" in initial
-            else None,
-            "popularity_axis_correlation": geometry.pearson(projections_K[name], totals_K),
-            "popularity_axis_spearman": geometry.spearman(projections_K[name], totals_K),
-            "spectrum": spectrum.tolist(),
-            "spectrum_all": spectrum_all.tolist(),
-        }
-    explained = geometry.explained_variance(codes_NL[:, :-1], counts_N)
+    items = _items(inputs)
+    rows = _rows(inputs, vocabulary, level, items, text_rows, rng)
+    codes = _codes(inputs["semantic_ids"], vocabulary, level, items, rng)
+    purities = {
+        "purity_random": geometry.random_purity(codes.categories_K),
+        "purity_encoder": geometry.neighbourhood_purity(codes.vectors_Kd, codes.categories_K, neighbours),
+    }
+    stages = {name: _measures(name, rows, codes, neighbours, purities) for name in rows.of_level_KD}
+    explained = geometry.explained_variance(items.codes_NL[:, :-1], items.counts_N)
 
     arguments = {"level": level, "neighbours": neighbours, "text_rows": text_rows, "variant": variant, "seed": seed}
     with artifacts.create(out, "diagnostics/v1", stage="diagnose", arguments=arguments, inputs=inputs) as draft:
-        cosines_KK, cosines_SS, cosines_KM = {}, {}, {}
-        for name in tensors:
-            level_KD, all_SD = of_level_KD[name][shown_K], of_all_SD[name][shown_S]
-            cosines_KK[name] = geometry.cosine_matrix(level_KD, level_KD)
-            cosines_SS[name] = geometry.cosine_matrix(all_SD, all_SD)
-            cosines_KM[name] = geometry.cosine_matrix(level_KD, texts_MD[name])
-            draft.write_table(f"cosine_{name}.parquet", _matrix_table(shown_K, cosines_KK[name]))
-            draft.write_table(f"cosine_text_{name}.parquet", _matrix_table(shown_K, cosines_KM[name]))
-
-        figures = draft.path / "figures"
-        figures.mkdir()
-        order, bounds = plots.category_order([categories_K[k] for k in shown_K])
-        ends_S = np.searchsorted(shown_S, np.cumsum(vocabulary.sizes[:-2])).tolist()
-        plots.cosine_matrices(
-            figures / "cosine.png",
-            {name: matrix[np.ix_(order, order)] for name, matrix in cosines_KK.items()},
-            cosines_SS,
-            label=f"level {level}",
-            bounds=bounds,
-            all_bounds=ends_S,
-        )
-        plots.spectra(
-            figures / "spectra.png",
-            {name: stage["spectrum"] for name, stage in stages.items()},
-            {name: stage["spectrum_all"] for name, stage in stages.items()},
-            label=f"level {level}",
-        )
-        plots.rsa(
-            figures / "rsa.png",
-            {name: geometry.pair_cosines(rows[shown_K], vectors_Kd[shown_K]) for name, rows in of_level_KD.items()},
-            {name: (stage["rsa_pearson"], stage["rsa_spearman"]) for name, stage in stages.items()},
-        )
-        plots.purity(
-            figures / "purity.png",
-            {name: stage["purity"] for name, stage in stages.items()},
-            random=random,
-            encoder=encoder,
-            neighbours=neighbours,
-        )
-        plots.alignment(
-            figures / "alignment.png",
-            {name: stage["r2"]["popularity"] for name, stage in stages.items()},
-            {name: stage["r2"]["semantic"] for name, stage in stages.items()},
-        )
-        plots.row_map(
-            figures / "map.png",
-            {name: geometry.principal_plane(of_level_KD[name]) for name in (INITIALIZATION, FINE_TUNING)},
-            categories_K,
-            np.log1p(totals_K),
-        )
-        plots.code_popularity(figures / "popularity.png", totals_K, items_K, explained, label=f"level-{level}")
-        plots.popularity_axis(
-            figures / "popularity_axis.png",
-            projections_K,
-            totals_K,
-            {n: (s["popularity_axis_correlation"], s["popularity_axis_spearman"]) for n, s in stages.items()},
-        )
-        plots.text_cosines(figures / "text.png", cosines_KM)
-
+        cosines = _cosines(rows, codes)
+        for name in stages:
+            draft.write_table(f"cosine_{name}.parquet", _matrix_table(codes.shown_K, cosines.of_level_KK[name]))
+            draft.write_table(f"cosine_text_{name}.parquet", _matrix_table(codes.shown_K, cosines.with_texts_KM[name]))
+        (draft.path / "figures").mkdir()
+        _draw_rows(draft.path / "figures", rows, codes, cosines, stages, level)
+        _draw_measures(draft.path / "figures", rows, codes, stages, explained, level, neighbours)
         draft.write_json(
             "diagnostics.json",
             {
@@ -244,7 +128,7 @@ def diagnose(
                 "neighbours": neighbours,
                 "stages": stages,
                 "explained_variance": _by_depth(explained),
-                "training": _training(inputs["grounded_rows"], inputs["model"], started_at),
+                "training": _training(inputs["grounded_rows"], inputs["model"]),
                 "definitions": DEFINITIONS,
                 "figures": _figures(level, neighbours),
             },
@@ -275,6 +159,235 @@ def _vocabulary(inputs: dict[str, Artifact], level: int) -> SidVocabulary:
     return vocabulary
 
 
+@dataclass(frozen=True)
+class _Items:
+    """The items, and what of them is trained on."""
+
+    codes_NL: np.ndarray
+    categories_N: list[str | None]
+    counts_N: np.ndarray  # how often each is a training target
+    trained_on: Sequences | Queries
+
+
+def _items(inputs: dict[str, Artifact]) -> _Items:
+    items = inputs["catalog"].read_table("catalog.parquet", columns=["item_id", "category"])
+    sids = inputs["semantic_ids"].read_table("semantic_ids.parquet")
+    check_same_items(items, sids)
+    item_ids, interactions = items["item_id"].to_pylist(), inputs["interactions"]
+    trained_on = read_queries(interactions, item_ids) or read_sequences(interactions, item_ids)
+    counts_N = training_counts(interactions.read_table("interactions.parquet"), item_ids)
+    return _Items(codes_array(sids), item_categories(items), counts_N, trained_on)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The new rows at the three points, by the point's name, float64, and what they are compared with."""
+
+    of_level_KD: dict[str, np.ndarray]  # input rows
+    of_all_SD: dict[str, np.ndarray]
+    texts_MD: dict[str, np.ndarray]  # text rows of the same model
+    projections_K: dict[str, np.ndarray]  # of the level's output rows on the popularity axis
+    centroids_KD: np.ndarray | None  # the rows that initialization=centroid gives the level, where it can
+    origin_D: np.ndarray  # the mean of the base vocabulary
+
+
+def _rows(
+    inputs: dict[str, Artifact],
+    vocabulary: SidVocabulary,
+    level: int,
+    items: _Items,
+    text_rows: int,
+    rng: np.random.Generator,
+) -> _Rows:
+    """Read the rows at the three points, and sample text rows of the same models."""
+    texts = _sample(vocabulary.first_id, text_rows, rng)
+    initial = models.load_rows(inputs["initial_rows"])
+    grounded = models.load_rows(inputs["grounded_rows"], _rows_epoch(inputs["model"]))
+    base_MD, base_mean_D = _base_texts(inputs["initial_rows"], vocabulary, texts)
+    tuned, tuned_MD, axis_D = _fine_tuned(inputs["model"], vocabulary, level, texts, items, rng)
+    tensors = {INITIALIZATION: initial, GROUNDING: grounded, FINE_TUNING: tuned}
+    input_ND = {name: _float64(t["rows"]) for name, t in tensors.items()}
+    output_ND = {name: _float64(t.get("head_rows", t["rows"])) for name, t in tensors.items()}
+    here = vocabulary.level_rows(level)
+    return _Rows(
+        of_level_KD={name: rows[here] for name, rows in input_ND.items()},
+        of_all_SD={name: rows[: sum(vocabulary.sizes[:-1])] for name, rows in input_ND.items()},
+        texts_MD={INITIALIZATION: base_MD, GROUNDING: base_MD, FINE_TUNING: tuned_MD},
+        projections_K={name: geometry.axis_projection(rows[here], axis_D) for name, rows in output_ND.items()},
+        centroids_KD=_float64(initial["centroid_rows"])[here] if "centroid_rows" in initial else None,
+        origin_D=_float64(initial["mu"]) if "mu" in initial else base_mean_D,
+    )
+
+
+def _rows_epoch(model: Artifact) -> int:
+    """The epoch of grounding whose rows the model was fine-tuned from."""
+    return model.arguments.get("rows_epoch", models.LAST_EPOCH)
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """What the level's codes stand for, and which codes are shown where there are too many."""
+
+    totals_K: np.ndarray  # training targets
+    items_K: np.ndarray
+    categories_K: list[str | None]  # of most of a code's items
+    targets_KT: dict[str, np.ndarray]  # what leading directions may encode: popularity, categories; column-centred
+    vectors_Kd: np.ndarray  # of the codebook
+    vectors_Sd: np.ndarray
+    shown_K: np.ndarray
+    shown_S: np.ndarray
+    ends_S: list[int]  # where the levels end among these
+
+
+def _codes(
+    semantic_ids: Artifact, vocabulary: SidVocabulary, level: int, items: _Items, rng: np.random.Generator
+) -> _Codes:
+    size, codes_N = vocabulary.sizes[level], items.codes_NL[:, level]
+    totals_K = geometry.code_totals(codes_N, items.counts_N, size)
+    categories_K = geometry.majority_categories(codes_N, items.categories_N, size)
+    targets_KT = {
+        "popularity": geometry.popularity_target(totals_K),
+        "semantic": geometry.category_target(categories_K),
+    }
+    codebooks = [book.astype(np.float64) for book in quantizers.load(semantic_ids).centroids]
+    shown_K = _sample(size, MOST_ROWS, rng)
+    shown_S = _sample(sum(vocabulary.sizes[:-1]), MOST_ROWS, rng)
+    return _Codes(
+        totals_K=totals_K,
+        items_K=geometry.code_totals(codes_N, np.ones(len(codes_N)), size),
+        categories_K=categories_K,
+        targets_KT=targets_KT,
+        vectors_Kd=codebooks[level],
+        vectors_Sd=np.concatenate(codebooks),
+        shown_K=shown_K,
+        shown_S=shown_S,
+        ends_S=np.searchsorted(shown_S, np.cumsum(vocabulary.sizes[:-2])).tolist(),
+    )
+
+
+def _measures(
+    name: str, rows: _Rows, codes: _Codes, neighbours: int, purities: dict[str, float | None]
+) -> dict[str, Any]:
+    """All measures of the rows at one point; ``purities`` are what their own purity stands beside."""
+    rows_KD, rows_SD = rows.of_level_KD[name], rows.of_all_SD[name]
+    spectrum = geometry.singular_values(geometry.centred(rows_KD))
+    spectrum_all = geometry.singular_values(rows_SD)
+    rsa = geometry.rsa(rows_KD[codes.shown_K], codes.vectors_Kd[codes.shown_K])
+    rsa_all = geometry.rsa(rows_SD[codes.shown_S], codes.vectors_Sd[codes.shown_S])
+    matched = partial(geometry.mean_matched_cosine, rows_KD, origin_D=rows.origin_D)
+    return {
+        "rank": geometry.rank(spectrum, rows_KD.shape),
+        "effective_rank": geometry.effective_rank(spectrum, rows_KD.shape),
+        "effective_rank_all": geometry.effective_rank(spectrum_all, rows_SD.shape),
+        "sigma_geo": geometry.sigma_geo(spectrum, rows_KD.shape),
+        "mean_cosine": geometry.mean_pairwise_cosine(rows_KD),
+        "mean_cosine_all": geometry.mean_pairwise_cosine(rows_SD),
+        "mean_cosine_text": geometry.mean_cosine(rows_KD, rows.texts_MD[name]),
+        "rsa_pearson": rsa[0],
+        "rsa_spearman": rsa[1],
+        "rsa_pearson_all": rsa_all[0],
+        "rsa_spearman_all": rsa_all[1],
+        "purity": geometry.neighbourhood_purity(rows_KD, codes.categories_K, neighbours),
+        **purities,
+        "r2": {
+            target: _by_depth(geometry.alignment(rows_KD, target_KT, DEPTHS))
+            for target, target_KT in codes.targets_KT.items()
+        },
+        "cosine_to_initialization": matched(rows.of_level_KD[INITIALIZATION]),
+        "cosine_to_centroids": None if rows.centroids_KD is None else matched(rows.centroids_KD),
+        "popularity_axis_correlation": geometry.pearson(rows.projections_K[name], codes.totals_K),
+        "popularity_axis_spearman": geometry.spearman(rows.projections_K[name], codes.totals_K),
+        "spectrum": spectrum.tolist(),
+        "spectrum_all": spectrum_all.tolist(),
+    }
+
+
+@dataclass(frozen=True)
+class _Cosines:
+    """Cosine matrices of the rows that are shown, by the point's name."""
+
+    of_level_KK: dict[str, np.ndarray]
+    of_all_SS: dict[str, np.ndarray]
+    with_texts_KM: dict[str, np.ndarray]
+
+
+def _cosines(rows: _Rows, codes: _Codes) -> _Cosines:
+    of_level_KD = {name: rows_KD[codes.shown_K] for name, rows_KD in rows.of_level_KD.items()}
+    of_all_SD = {name: rows_SD[codes.shown_S] for name, rows_SD in rows.of_all_SD.items()}
+    return _Cosines(
+        {name: geometry.cosine_matrix(rows_KD, rows_KD) for name, rows_KD in of_level_KD.items()},
+        {name: geometry.cosine_matrix(rows_SD, rows_SD) for name, rows_SD in of_all_SD.items()},
+        {name: geometry.cosine_matrix(rows_KD, rows.texts_MD[name]) for name, rows_KD in of_level_KD.items()},
+    )
+
+
+def _draw_rows(
+    figures: Path, rows: _Rows, codes: _Codes, cosines: _Cosines, stages: dict[str, dict[str, Any]], level: int
+) -> None:
+    """Draw the rows themselves: their cosines, their spectra, their map."""
+    order, bounds = plots.category_order([codes.categories_K[k] for k in codes.shown_K])
+    plots.cosine_matrices(
+        figures / "cosine.png",
+        {name: matrix_KK[np.ix_(order, order)] for name, matrix_KK in cosines.of_level_KK.items()},
+        cosines.of_all_SS,
+        label=f"level {level}",
+        bounds=bounds,
+        all_bounds=codes.ends_S,
+    )
+    plots.spectra(
+        figures / "spectra.png",
+        {name: stage["spectrum"] for name, stage in stages.items()},
+        {name: stage["spectrum_all"] for name, stage in stages.items()},
+        label=f"level {level}",
+    )
+    plots.row_map(
+        figures / "map.png",
+        {name: geometry.principal_plane(rows.of_level_KD[name]) for name in (INITIALIZATION, FINE_TUNING)},
+        codes.categories_K,
+        np.log1p(codes.totals_K),
+    )
+    plots.text_cosines(figures / "text.png", cosines.with_texts_KM)
+
+
+def _draw_measures(
+    figures: Path,
+    rows: _Rows,
+    codes: _Codes,
+    stages: dict[str, dict[str, Any]],
+    explained: dict[int, float | None],
+    level: int,
+    neighbours: int,
+) -> None:
+    """Draw what the rows keep of the codebook, of categories and of popularity."""
+    shown_K, last = codes.shown_K, stages[FINE_TUNING]
+    vectors_Kd = codes.vectors_Kd[shown_K]
+    plots.rsa(
+        figures / "rsa.png",
+        {name: geometry.pair_cosines(rows_KD[shown_K], vectors_Kd) for name, rows_KD in rows.of_level_KD.items()},
+        {name: (stage["rsa_pearson"], stage["rsa_spearman"]) for name, stage in stages.items()},
+    )
+    plots.purity(
+        figures / "purity.png",
+        {name: stage["purity"] for name, stage in stages.items()},
+        random=last["purity_random"],
+        encoder=last["purity_encoder"],
+        neighbours=neighbours,
+    )
+    plots.alignment(
+        figures / "alignment.png",
+        {name: stage["r2"]["popularity"] for name, stage in stages.items()},
+        {name: stage["r2"]["semantic"] for name, stage in stages.items()},
+    )
+    label = f"level-{level}"
+    plots.code_popularity(figures / "popularity.png", codes.totals_K, codes.items_K, explained, label=label)
+    plots.popularity_axis(
+        figures / "popularity_axis.png",
+        rows.projections_K,
+        codes.totals_K,
+        {n: (s["popularity_axis_correlation"], s["popularity_axis_spearman"]) for n, s in stages.items()},
+    )
+
+
 def _base_texts(token_rows: Artifact, vocabulary: SidVocabulary, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the sampled text tokens in the base model [M, D], and the mean of all of its rows [D]."""
     base = models.BaseModel.load(token_rows.path)
@@ -288,28 +401,31 @@ def _fine_tuned(
     vocabulary: SidVocabulary,
     level: int,
     texts: np.ndarray,
-    trained_on: Sequences | Queries,
-    codes_NL: np.ndarray,
+    items: _Items,
     rng: np.random.Generator,
 ) -> tuple[dict[str, torch.Tensor], np.ndarray, np.ndarray]:
     """The new rows of the fine-tuned model, its text rows [M, D] and the popularity axis [D]."""
     model, tokenizer, _ = models.load_model(artifact, torch.float32)
     rows_VD, _ = models.base_rows(model, vocabulary)
-    max_length, tokens_NS = int(artifact.arguments["max_length"]), vocabulary.item_tokens(codes_NL)
-    if isinstance(trained_on, Queries):
-        fitting = QueryItem(tokenizer, vocabulary, max_length)
-        query_P, item_P = trained_on.training_pairs()
-        chosen = _sample(len(query_P), MOST_HISTORIES, rng)
-        asked = fitting.texts([trained_on.prompts[query] for query in query_P[chosen]])
-        sequences = [
-            fitting.sample(text, tokens_NS[item]).ids_S for text, item in zip(asked, item_P[chosen], strict=True)
-        ]
-    else:
-        prompts, histories = NextItem(tokenizer, vocabulary, max_length), trained_on.training()
-        chosen = _sample(len(histories), MOST_HISTORIES, rng)
-        sequences = [prompts.sample(tokens_NS[histories[user]]).ids_S for user in chosen]
+    sequences = _sequences(items, tokenizer, vocabulary, int(artifact.arguments["max_length"]), rng)
     axis_D = _mean_hidden_state(model, sequences, vocabulary, level)
     return models.take_rows(model, vocabulary), _float64(rows_VD[texts]), axis_D
+
+
+def _sequences(
+    items: _Items, tokenizer: Any, vocabulary: SidVocabulary, max_length: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Token ids of a sample of what the model was trained on: histories, or queries with an item that fits."""
+    trained_on, tokens_NS = items.trained_on, vocabulary.item_tokens(items.codes_NL)
+    if isinstance(trained_on, Sequences):
+        next_item, histories = NextItem(tokenizer, vocabulary, max_length), trained_on.training()
+        chosen = _sample(len(histories), MOST_HISTORIES, rng)
+        return [next_item.sample(tokens_NS[histories[user]]).ids_S for user in chosen]
+    fitting = QueryItem(tokenizer, vocabulary, max_length)
+    query_P, item_P = trained_on.training_pairs()
+    chosen = _sample(len(query_P), MOST_HISTORIES, rng)
+    asked = fitting.texts([trained_on.prompts[query] for query in query_P[chosen]])
+    return [fitting.sample(text, tokens_NS[item]).ids_S for text, item in zip(asked, item_P[chosen], strict=True)]
 
 
 def _mean_hidden_state(model: Any, sequences: list[np.ndarray], vocabulary: SidVocabulary, level: int) -> np.ndarray:
@@ -349,9 +465,10 @@ def _by_depth(values: dict[int, float | None]) -> dict[str, float | None]:
     return {str(depth): value for depth, value in values.items()}
 
 
-def _training(grounded_rows: Artifact, model: Artifact, started_at: int) -> dict[str, Any]:
+def _training(grounded_rows: Artifact, model: Artifact) -> dict[str, Any]:
     """The training curves that the two training stages left, for the report; grounding up to the epoch taken."""
     ground, finetune = (_json(artifact, "training.json") for artifact in (grounded_rows, model))
+    started_at = _rows_epoch(model)
     last = math.inf if started_at == models.LAST_EPOCH else started_at
     return {
         "ground": [row for row in ground.get("log", []) if row["epoch"] <= last],
