@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,19 +11,21 @@ import pyarrow as pa
 
 from sidgraft import artifacts, checks, metrics, recommendations
 from sidgraft.attention import use_packed_attention
-from sidgraft.beam import decode
+from sidgraft.beam import Decoded, decode
 from sidgraft.histories import training_counts
 from sidgraft.models import load_model
 from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
 from sidgraft.prompts import NextItem, QueryItem
-from sidgraft.queries import read_queries
+from sidgraft.queries import Queries, read_queries
 from sidgraft.sequences import check_same_items, read_sequences
-from sidgraft.sids import codes_array
+from sidgraft.sids import SidVocabulary, codes_array
 from sidgraft.trie import build_trie
 
 # Settings that the baselines were made with and that must be those of the model.
 MUST_AGREE = ("split", "users", "exclude_history")
+
+Figure = tuple[str, str, int, float | None, float | None, float | None]  # slice, metric, k, value, low, high
 
 
 def evaluate(
@@ -78,7 +82,7 @@ def evaluate(
     }
     checks.one_of("split", split, ("test", "valid"))
     checks.one_of("score", score, ("exact", "restricted"))
-    dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
+    checks.one_of("precision", precision, DTYPES)
     checks.positive(beams=beams, batch_tokens=batch_tokens)
     checks.not_negative(users=users, bootstrap=bootstrap)
     cut_offs = _cut_offs(ks, beams)
@@ -95,91 +99,117 @@ def evaluate(
     item_ids = items["item_id"].to_pylist()
     queries = read_queries(inputs["interactions"], item_ids)
     if queries is None:
-        sequences = read_sequences(inputs["interactions"], item_ids)
-        chosen, histories, target_U = sequences.judged(split, users)
-        ids = [sequences.user_ids[user] for user in chosen]
+        task = _histories(inputs["interactions"], item_ids, settings)
     else:
         _check_queries(inputs, exclude_history)
-        chosen = queries.of(split, users)
-        histories, target_U = [np.zeros(0, np.int64)] * len(chosen), queries.best(chosen)
-        ids = [queries.ids[query] for query in chosen]
-    excluded = [np.unique(h) if exclude_history else h[:0] for h in histories]
+        task = _queries(queries, settings)
+    excluded = [np.unique(h) if exclude_history else h[:0] for h in task.histories]
     width = beams + max(map(len, excluded))  # so that enough are left when the excluded are taken out
 
-    language_model, tokenizer, vocabulary = load_model(inputs["model"], dtype)
-    language_model.eval()
-    use_packed_attention(language_model)
-    codes_NL = codes_array(items)
-    tokens_NS = vocabulary.item_tokens(codes_NL)
-    if queries is None:
-        next_item = NextItem(tokenizer, vocabulary, _max_length(inputs["model"]))
-        prompts = [next_item.prompt(tokens_NS[history]) for history in histories]
-    else:
-        fitting = QueryItem(tokenizer, vocabulary, _max_length(inputs["model"]))
-        prompts = [fitting.prompt(text) for text in fitting.texts([queries.prompts[query] for query in chosen])]
-    found = decode(
-        language_model,
-        build_trie(codes_NL),
-        vocabulary,
-        prompts,
-        beams=width,
-        score=score,
-        batch_tokens=batch_tokens,
-        targets=target_U if queries is None else None,
-        what="evaluate",
-    )
-    recommended = {
-        "model": _leave_out(found.items_UG, found.scores_UG, excluded, beams),
-    } | {
-        name: (items_UG[:, :beams], scores_UG[:, :beams])
-        for name, (items_UG, scores_UG) in recommendations.from_table(
-            inputs["baselines"].read_table("recommendations.parquet"), item_ids
-        ).items()
-    }
+    found = _decoded(inputs["model"], task, codes_array(items), width, settings)
+    recommended = {"model": _leave_out(found.items_UG, found.scores_UG, excluded, beams)}
+    table = inputs["baselines"].read_table("recommendations.parquet")
+    for name, (items_UG, scores_UG) in recommendations.from_table(table, item_ids).items():
+        recommended[name] = (items_UG[:, :beams], scores_UG[:, :beams])
 
-    if queries is None:
-        count_N = training_counts(inputs["interactions"].read_table("interactions.parquet"), item_ids)
-        member = metrics.slices(count_N, target_U)
-    else:
-        member = {"all": np.ones(len(chosen), dtype=bool)}
     rows = []
     for name, (items_UG, _) in recommended.items():
-        if queries is None:
-            figures = metrics.metric_rows(
-                metrics.ranks(items_UG, target_U),
-                found.kept_UL if name == "model" else None,
-                member,
-                cut_offs,
-                beams=width,
-                bootstrap=bootstrap,
-                seed=seed,
-            )
-        else:
-            columns = [(m, k, v) for (m, k), v in queries.metrics(chosen, items_UG, cut_offs).items()]
-            figures = metrics.mean_rows(columns, member, bootstrap=bootstrap, seed=seed)
+        figures = task.figures(items_UG, found.kept_UL if name == "model" else None, cut_offs, width)
         rows += [(variant, seed, name, *figure) for figure in figures]
-    summary = (
-        _summary(rows, cut_offs) | {"users": len(chosen)} | {f"{k}_users": int(v.sum()) for k, v in member.items()}
-    )
+    summary = _summary(rows, cut_offs) | {"users": len(task.ids)}
+    summary |= {f"{part}_users": int(is_in_U.sum()) for part, is_in_U in task.member.items()}
     trained = inputs["model"].metadata
     summary |= {key: trained[key] for key in ("t_star", "best_epoch") if key in trained}
-    table = recommendations.to_table(recommended, ids, target_U, item_ids)
-    with artifacts.create(
-        out_recommendations, "recommendations/v1", stage="evaluate", arguments=settings, inputs=inputs
-    ) as draft:
+    made: dict[str, Any] = {"stage": "evaluate", "arguments": settings, "inputs": inputs}
+    with artifacts.create(out_recommendations, "recommendations/v1", **made) as draft:
+        table = recommendations.to_table(recommended, task.ids, task.target_U, item_ids)
         draft.write_table("recommendations.parquet", table)
-        draft.metadata.update(users=len(chosen), variant=variant, seed=seed)
+        draft.metadata.update(users=len(task.ids), variant=variant, seed=seed)
         draft.seal()  # before the metrics, so that a failure in either leaves neither
-        with artifacts.create(out_metrics, "metrics/v1", stage="evaluate", arguments=settings, inputs=inputs) as draft:
-            schema = artifacts.SCHEMAS["metrics/v1"]["metrics.parquet"]
-            columns = zip(*rows, strict=True)
-            draft.write_table(
-                "metrics.parquet", pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema)
-            )
+        with artifacts.create(out_metrics, "metrics/v1", **made) as draft:
+            draft.write_table("metrics.parquet", _metrics_table(rows))
             draft.metadata.update(
                 summary | {"split": split, "beams": beams, "score": score, "variant": variant, "seed": seed}
             )
     return summary
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Whom to recommend to, what fits them, how they are put to the model, and how the answers are measured."""
+
+    ids: list[str]
+    histories: list[np.ndarray]
+    target_U: np.ndarray  # the item that fits; of a query, the best of those that do
+    member: dict[str, np.ndarray]  # who belongs to each slice
+    prompts: Callable[[Any, SidVocabulary, int, np.ndarray], list[np.ndarray]]  # see `_decoded`
+    # Takes items [U, G], whether the beams held the target (None: not told), cut-offs and beams; returns the rows of
+    # `metrics.mean_rows`.
+    figures: Callable[[np.ndarray, np.ndarray | None, list[int], int], list[Figure]]
+
+
+def _histories(interactions: artifacts.Artifact, item_ids: list[str], settings: dict[str, Any]) -> _Task:
+    """The next item of a history."""
+    sequences = read_sequences(interactions, item_ids)
+    chosen, histories, target_U = sequences.judged(settings["split"], settings["users"])
+    count_N = training_counts(interactions.read_table("interactions.parquet"), item_ids)
+    member = metrics.slices(count_N, target_U)
+    sampled = {name: settings[name] for name in ("bootstrap", "seed")}
+
+    def prompts(tokenizer: Any, vocabulary: SidVocabulary, max_length: int, tokens_NS: np.ndarray) -> list[np.ndarray]:
+        next_item = NextItem(tokenizer, vocabulary, max_length)
+        return [next_item.prompt(tokens_NS[history]) for history in histories]
+
+    def figures(items_UG: np.ndarray, kept_UL: np.ndarray | None, ks: list[int], beams: int) -> list[Figure]:
+        rank_U = metrics.ranks(items_UG, target_U)
+        return metrics.metric_rows(rank_U, kept_UL, member, ks, beams=beams, **sampled)
+
+    return _Task([sequences.user_ids[user] for user in chosen], histories, target_U, member, prompts, figures)
+
+
+def _queries(queries: Queries, settings: dict[str, Any]) -> _Task:
+    """Items that fit a query. It has several, so no level is told at which the search loses the right one."""
+    chosen = queries.of(settings["split"], settings["users"])
+    member = {"all": np.ones(len(chosen), dtype=bool)}
+    sampled = {name: settings[name] for name in ("bootstrap", "seed")}
+
+    def prompts(tokenizer: Any, vocabulary: SidVocabulary, max_length: int, _: np.ndarray) -> list[np.ndarray]:
+        fitting = QueryItem(tokenizer, vocabulary, max_length)
+        return [fitting.prompt(text) for text in fitting.texts([queries.prompts[query] for query in chosen])]
+
+    def figures(items_UG: np.ndarray, _: np.ndarray | None, ks: list[int], beams: int) -> list[Figure]:
+        columns = [(metric, k, values) for (metric, k), values in queries.metrics(chosen, items_UG, ks).items()]
+        return metrics.mean_rows(columns, member, **sampled)
+
+    ids, none = [queries.ids[query] for query in chosen], [np.zeros(0, np.int64)] * len(chosen)
+    return _Task(ids, none, queries.best(chosen), member, prompts, figures)
+
+
+def _decoded(
+    model: artifacts.Artifact, task: _Task, codes_NL: np.ndarray, width: int, settings: dict[str, Any]
+) -> Decoded:
+    """What a search of ``width`` beams finds, prompts as long as those that the model was trained with."""
+    language_model, tokenizer, vocabulary = load_model(model, DTYPES[settings["precision"]])
+    language_model.eval()
+    use_packed_attention(language_model)
+    max_length, tokens_NS = int(model.arguments["max_length"]), vocabulary.item_tokens(codes_NL)
+    return decode(
+        language_model,
+        build_trie(codes_NL),
+        vocabulary,
+        task.prompts(tokenizer, vocabulary, max_length, tokens_NS),
+        beams=width,
+        score=settings["score"],
+        batch_tokens=settings["batch_tokens"],
+        targets=task.target_U,
+        what="evaluate",
+    )
+
+
+def _metrics_table(rows: list[tuple[Any, ...]]) -> pa.Table:
+    schema = artifacts.SCHEMAS["metrics/v1"]["metrics.parquet"]
+    columns = zip(*rows, strict=True)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema)
 
 
 def _cut_offs(ks: str, beams: int) -> list[int]:
@@ -225,11 +255,6 @@ def _check_queries(inputs: dict[str, artifacts.Artifact], exclude_history: bool)
             "the model was fine-tuned on other interactions, which may hold the queries to test: give those of one"
             " run of `sidgraft prepare`, or fine-tune on these."
         )
-
-
-def _max_length(model: artifacts.Artifact) -> int:
-    """The length that the model was trained with."""
-    return int(model.arguments["max_length"])
 
 
 def _leave_out(
