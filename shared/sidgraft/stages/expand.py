@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -17,6 +18,7 @@ from sidgraft.bundles import Bundle, open_version
 from sidgraft.checks import one_of
 from sidgraft.plain_text import plain_text_encoder
 from sidgraft.progress import say
+from sidgraft.quantizers import Quantizer
 from sidgraft.sids import SidVocabulary, codes_array
 from sidgraft.variants import INITIALIZATIONS
 
@@ -83,58 +85,26 @@ def expand(
     if last:
         arguments["previous"] = last.version
 
-    options = {"revision": base_revision, "trust_remote_code": trust_remote_code}
-    if last is None:
-        model, tokenizer = models.load_base(base_model, **options, dtype=torch.float32)
-    else:
-        model, _, last_vocabulary = models.load_model(last.part("model"), torch.float32)
-        model = model.cpu()
-        tokenizer = models.load_base_tokenizer(base_model, **options)
+    model, tokenizer, last_vocabulary = _loaded(last, base_model, base_revision, trust_remote_code)
     vocabulary = models.add_tokens(tokenizer, quantizer.sizes)
-    base_VD, head_VD = models.base_rows(model, vocabulary)
-    width, sizes = base_VD.shape[1], quantizer.sizes[:-1]
 
-    parts_nD = None
-    if initialization in CENTROIDS or quantizer.dim <= width:  # wider ones are an error only where they are used
-        parts_nD = initializers.centroid_parts(quantizer.centroids, width, seed)
+    def described(rows_VD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        token_ids, codes_NL = _token_ids(tokenizer, texts), codes_array(table)[:, :-1]
+        return initializers.description(token_ids, codes_NL, quantizer.sizes[:-1], rows_VD)
 
-    known_n = torch.from_numpy(quantizer.has_centroid)
-    noise = initializers.stream(seed, initializers.NOISE)
-    tensors = {"mu": initializers.mean(base_VD, 1)[0]}
-    if parts_nD is not None:
-        tensors["centroid_rows"] = initializers.centroid(parts_nD, base_VD, match=False)
-    empty_codes = 0
-    for name, rows_VD in (("rows", base_VD), ("head_rows", head_VD)):
-        if rows_VD is None:
-            continue
-        if initialization == "mean":
-            rows = initializers.mean(rows_VD, vocabulary.n_new)
-        elif initialization == "random":
-            rows = initializers.random(vocabulary.n_new, width, _initializer_range(model), noise)
-        else:
-            rows = initializers.gaussian(rows_VD, vocabulary.n_new, noise)
-        if parts_nD is not None and initialization in CENTROIDS:
-            semantic = rows[: sum(sizes)].clone()  # codes without a centroid keep their gaussian draw
-            semantic[known_n] = initializers.centroid(parts_nD[known_n], rows_VD, match=scale == "match")
-            empty_codes = int((~known_n).sum())
-            if initialization == "centroid-shuffled":  # by one permutation at both ends
-                semantic = initializers.shuffled(semantic, sizes, initializers.stream(seed, initializers.SHUFFLE))
-            rows[: sum(sizes)] = semantic
-        elif initialization == "description":
-            codes_NL = codes_array(table)[:, :-1]
-            semantic, told_n = initializers.description(_token_ids(tokenizer, texts), codes_NL, sizes, rows_VD)
-            rows[: sum(sizes)][told_n] = semantic[told_n]
-            empty_codes = int((~told_n).sum())
-        tensors[name] = rows
+    tensors, empty_codes = _initialized(
+        model, vocabulary, quantizer, described, initialization, match=scale == "match", seed=seed
+    )
     kept_rows = 0
-    if last:
+    if last_vocabulary is not None:
         kept = sids.read_json(continuity.FILE)["kept"]
         kept_rows = _keep(models.take_rows(model, last_vocabulary), last_vocabulary, kept, tensors, vocabulary)
 
+    base_VD, head_VD = models.base_rows(model, vocabulary)
     summary = {
         "n_new": vocabulary.n_new,
         "first_id": vocabulary.first_id,
-        "width": width,
+        "width": base_VD.shape[1],
         "tied": head_VD is None,
         "initialization": initialization,
         "scale": scale,
@@ -143,20 +113,9 @@ def expand(
         "empty_codes": empty_codes,
         "kept_rows": kept_rows,
     }
-    revision = base_revision or getattr(model.config, "_commit_hash", None) or ""  # what the hub's newest was today
-    base = models.BaseModel(base_model, revision, models.weights_digest(model), trust_remote_code)
-    if last:
-        name, revision = models.BaseModel.load(last.part("model").path).origin
-        place = f"{previous.rstrip('/')}/model"
-        first = {"first_name": name, "first_revision": revision}
-        base = replace(base, name=place, revision="", previous=last.version, **first)
-    with artifacts.create(
-        out,
-        "token_rows/v1",
-        stage="expand",
-        arguments=arguments,
-        inputs={"semantic_ids": sids, "catalog": items, "item_embeddings": embeddings},
-    ) as draft:
+    base = _base(model, base_model, base_revision, trust_remote_code, last, previous)
+    inputs = {"semantic_ids": sids, "catalog": items, "item_embeddings": embeddings}
+    with artifacts.create(out, "token_rows/v1", stage="expand", arguments=arguments, inputs=inputs) as draft:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft.path / "rows.safetensors")
         tokenizer.save_pretrained(draft.path / "tokenizer")
         vocabulary.save(draft.path)
@@ -165,6 +124,80 @@ def expand(
         name, revision = base.origin
         draft.facts.update(base_model=name, base_revision=revision, base_weights_digest=base.digest)
     return summary
+
+
+def _loaded(
+    last: Bundle | None, base_model: str, base_revision: str, trust_remote_code: bool
+) -> tuple[Any, Any, SidVocabulary | None]:
+    """The model to extend, float32, the base model's tokenizer, and what the model has of new tokens already."""
+    options = {"revision": base_revision, "trust_remote_code": trust_remote_code}
+    if last is None:
+        return *models.load_base(base_model, **options, dtype=torch.float32), None
+    model, _, vocabulary = models.load_model(last.part("model"), torch.float32)
+    return model.cpu(), models.load_base_tokenizer(base_model, **options), vocabulary
+
+
+def _initialized(
+    model: Any,
+    vocabulary: SidVocabulary,
+    quantizer: Quantizer,
+    described: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    initialization: str,
+    *,
+    match: bool,
+    seed: int,
+) -> tuple[dict[str, torch.Tensor], int]:
+    """The tensors of rows.safetensors, and how many semantic codes the initialization knows no row for.
+
+    The tensors are the new rows of the embedding and, where that is untied, of the head; the mean of the embedding's
+    base rows; and the rows that centroids give, where these are not wider than the model. Codes without a row of their
+    own keep a gaussian draw. ``described`` takes base rows [V, D] and returns what `initializers.description` does.
+    """
+    base_VD, head_VD = models.base_rows(model, vocabulary)
+    ends = {"rows": base_VD} if head_VD is None else {"rows": base_VD, "head_rows": head_VD}
+    sizes = quantizer.sizes[:-1]
+    tensors = {"mu": initializers.mean(base_VD, 1)[0]}
+    parts_nD = None
+    if initialization in CENTROIDS or quantizer.dim <= base_VD.shape[1]:  # wider: an error only where they are used
+        parts_nD = initializers.centroid_parts(quantizer.centroids, base_VD.shape[1], seed)
+        tensors["centroid_rows"] = initializers.centroid(parts_nD, base_VD, match=False)
+    noise, known_n = initializers.stream(seed, initializers.NOISE), torch.ones(sum(sizes), dtype=torch.bool)
+    for name, rows_VD in ends.items():
+        tensors[name] = _drawn(initialization, rows_VD, vocabulary.n_new, model, noise)
+        semantic_nD = tensors[name][: sum(sizes)]
+        if parts_nD is not None and initialization in CENTROIDS:
+            known_n = torch.from_numpy(quantizer.has_centroid)
+            semantic_nD[known_n] = initializers.centroid(parts_nD[known_n], rows_VD, match=match)
+            if initialization == "centroid-shuffled":  # by one permutation at both ends
+                order = initializers.stream(seed, initializers.SHUFFLE)
+                semantic_nD[:] = initializers.shuffled(semantic_nD, sizes, order)
+        elif initialization == "description":
+            told_nD, known_n = described(rows_VD)
+            semantic_nD[known_n] = told_nD[known_n]
+    return tensors, int((~known_n).sum())
+
+
+def _drawn(initialization: str, rows_VD: torch.Tensor, n: int, model: Any, noise: np.random.Generator) -> torch.Tensor:
+    """All new rows [n, D]; semantic codes get others where the initialization is none of mean, random and gaussian."""
+    if initialization == "mean":
+        return initializers.mean(rows_VD, n)
+    if initialization == "random":
+        return initializers.random(n, rows_VD.shape[1], _initializer_range(model), noise)
+    return initializers.gaussian(rows_VD, n, noise)
+
+
+def _base(
+    model: Any, base_model: str, base_revision: str, trust_remote_code: bool, last: Bundle | None, previous: str
+) -> models.BaseModel:
+    """Which model the rows are made for: the base model, or that of the version to go on from."""
+    revision = base_revision or getattr(model.config, "_commit_hash", None) or ""  # what the hub's newest was today
+    base = models.BaseModel(base_model, revision, models.weights_digest(model), trust_remote_code)
+    if last is None:
+        return base
+    name, revision = models.BaseModel.load(last.part("model").path).origin
+    place = f"{previous.rstrip('/')}/model"
+    first = {"first_name": name, "first_revision": revision}
+    return replace(base, name=place, revision="", previous=last.version, **first)
 
 
 def _last(sids: Artifact, previous: str, base_model: str, base_revision: str) -> Bundle | None:
