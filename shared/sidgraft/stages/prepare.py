@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from sidgraft import catalog as catalogs
 from sidgraft.progress import say
 
 SPLITS = ("leave-one-out", "global-time")
+
+Source = tuple[str, str, list[str]]  # what it is, where it is, the columns that are wanted of it
+Read = tuple[pa.Table | None, list[str]]  # of these the columns that there are, and the names of all
 
 
 def prepare(
@@ -108,74 +112,43 @@ def prepare(
     }  # fmt: skip
     parts = catalogs.text_columns(text, roles)
     bought_id = interaction_item_id or item_id
-    problems = _wrong_settings(max_history, k_core, max_users, max_items)
-    sources = [("catalog", catalog, [item_id, *parts, *roles.values()])]
     if queries:
-        fields = judgements.fields(query_fields)
+        task = _Queries(query_id, judgements.fields(query_fields), bought_id, grade)
         settings |= {"query_id": query_id, "query_fields": query_fields, "grade": grade}
-        sources.append((judgements.WHAT, interactions, [query_id, bought_id, grade]))
-        sources.append(("queries", queries, [query_id, *(column for _, column in fields)]))
-        if split != SPLITS[0]:
-            problems.append(f"split is {split}, but there are queries, which have no time to split by: leave it out.")
     else:
-        fields = []
-        sources.append(("interactions", interactions, [user_id, bought_id, items, timestamp]))
+        task = _Histories(user_id, bought_id, items, timestamp, split, max_history)
+    problems = _wrong_settings(max_history, k_core, max_users, max_items)
+    if queries and split != SPLITS[0]:
+        problems.append(f"split is {split}, but there are queries, which have no time to split by: leave it out.")
 
-    # Read. What is wrong is collected; nothing is computed with or written before all of it has been reported.
-    (rows, columns), (log_rows, log_columns), *more = _read(sources, problems)
-    if rows is not None:
-        catalogs.missing_columns(columns, item_id, parts, roles, problems)
-
-    # Check the content of what could be read, and bring it into shape.
-    table = log = asked = None
-    text_counts: dict[str, int] = {}
-    log_counts: dict[str, Any] = {}
-    if rows is not None and item_id in columns and set(parts) & set(columns):
-        table, text_counts = catalogs.build(rows, item_id, parts, roles, problems)
+    # Read, and bring into shape what could be read. What is wrong is collected; nothing is computed with or written
+    # before all of it has been reported.
+    sources = [("catalog", catalog, [item_id, *parts, *roles.values()]), *task.sources(interactions, queries)]
+    read = _read(sources, problems)
+    table, text_counts = _catalog(read[0], item_id, parts, roles, problems)
     known = None if table is None else table["item_id"].combine_chunks()
-    if queries:
-        judged = (log_rows, log_columns, query_id, bought_id, grade)
-        asked, log, log_counts = _judged(*more[0], fields, *judged, known, strict, problems)
-    elif log_rows is not None:
-        histories.missing_columns(log_columns, user_id, bought_id, items, timestamp, problems)
-        if user_id in log_columns and (items in log_columns or bought_id in log_columns):
-            log, log_counts = histories.build(log_rows, user_id, bought_id, items, timestamp, known, strict, problems)
-            if log is not None and log.time is None and split == "global-time":
-                problems.append("interactions: split is global-time, which needs a timestamp; name its column.")
-    readable = all(read is not None for read, _ in ((rows, columns), (log_rows, log_columns), *more))
+    log, asked, log_counts = task.build(read[1:], known, strict, problems)
+    readable = all(found is not None for found, _ in read)
     digest = _digest([source for _, source, _ in sources], source_digest, problems) if readable else ""
     tables.raise_all(problems)
-    assert rows is not None
     assert table is not None
     assert log is not None
 
     # Filter and sample, then cut and split.
-    never_bought = table.num_rows - len(np.unique(log.item))
+    counts = {"items_in_file": table.num_rows, "items_never_bought": table.num_rows - len(np.unique(log.item))}
     log = histories.k_core(log, k_core)
     log = histories.sample_users(log, max_users, seed)
     log = histories.most_frequent_items(log, max_items)
-    log = histories.k_core(log, k_core)
-    item_ids = table["item_id"].combine_chunks()
-    if asked is not None:
-        log = judgements.with_relevant(log)
-        made = judgements.to_tables(log, judgements.split(log, asked, seed), asked, item_ids)
-    else:
-        _check_left(log, k_core, max_users, max_items)
-        made = {"interactions.parquet": histories.to_table(log, _split(log, split, max_history), item_ids)}
+    log = task.usable(histories.k_core(log, k_core), f"{k_core=}, {max_users=} and {max_items=}")
+    made = task.split(log, asked, table["item_id"].combine_chunks(), seed)
     if k_core or max_items:
         table = table.take(np.unique(log.item))
     table = catalogs.degrade(table, text_quality, seed)
 
     # Describe, write, tell.
-    described = (
-        judgements.describe(made)
-        if asked is not None
-        else histories.describe(made["interactions.parquet"], table["item_id"].combine_chunks())
-    )
-    kind = "interactions" if asked is None else "queries"
-    report = {"catalog": catalogs.describe(table) | text_counts, kind: described | log_counts}
-    report["catalog"] |= {"items_in_file": rows.num_rows, "items_never_bought": never_bought}
-    summary = (_summary(report) if asked is None else _summary_of_queries(report)) | {"source_digest": digest}
+    report = {"catalog": catalogs.describe(table) | text_counts, **task.describe(made, table, log_counts)}
+    report["catalog"] |= counts
+    summary = task.summary(report) | {"source_digest": digest}
     with artifacts.create(out_catalog, "catalog/v1", stage="prepare", arguments=settings) as draft:
         draft.write_table("catalog.parquet", table)
         draft.write_json("data_report.json", report)
@@ -189,12 +162,192 @@ def prepare(
                 draft.write_table(name, content)
             draft.metadata.update(summary)
             draft.facts["source_digest"] = digest
-    if asked is None:
-        _tell(report)
-    else:
-        _tell_of_queries(report)
+    task.tell(report)
     _tell_of_catalog(report["catalog"])
     return summary
+
+
+@dataclass(frozen=True)
+class _Histories:
+    """What users took, an item or a user a row: the columns of the file, and how it is cut and split."""
+
+    user_id: str
+    item_id: str
+    items: str
+    timestamp: str
+    split_by: str
+    max_history: int
+
+    def sources(self, interactions: str, _: str) -> list[Source]:
+        """What is read beside the catalog."""
+        return [("interactions", interactions, [self.user_id, self.item_id, self.items, self.timestamp])]
+
+    def build(
+        self, read: list[Read], known: pa.Array | None, strict: bool, problems: list[str]
+    ) -> tuple[histories.Log | None, None, dict[str, Any]]:
+        """The log, as far as it can be made, and what was counted; what is wrong is added to problems."""
+        ((rows, columns),) = read
+        if rows is None:
+            return None, None, {}
+        named = (self.user_id, self.item_id, self.items, self.timestamp)
+        histories.missing_columns(columns, *named, problems)
+        if self.user_id not in columns or not {self.items, self.item_id} & set(columns):
+            return None, None, {}
+        log, counts = histories.build(rows, *named, known, strict, problems)
+        if log is not None and log.time is None and self.split_by == "global-time":
+            problems.append("interactions: split is global-time, which needs a timestamp; name its column.")
+        return log, None, counts
+
+    def usable(self, log: histories.Log, filters: str) -> histories.Log:
+        """The log. Raises ValueError where the filters have left no user with enough items for a split."""
+        longest = np.bincount(log.user).max() if len(log.user) else 0
+        if longest < histories.TOO_SHORT:
+            raise ValueError(
+                f"{filters} leave {len(np.unique(log.user))} users and {len(log.user)} interactions, no user with the"
+                f" {histories.TOO_SHORT} that a split needs: loosen them."
+            )
+        return log
+
+    def split(self, log: histories.Log, _: pa.Table | None, item_ids: pa.Array, seed: int) -> dict[str, pa.Table]:
+        """The tables of the interactions artifact."""
+        if self.split_by == "leave-one-out":
+            parted = histories.leave_one_out(log, self.max_history)
+        else:
+            parted = histories.global_time(log, self.max_history)
+            if max(parted["valid_position"].max(initial=-1), parted["test_position"].max(initial=-1)) < 0:
+                raise ValueError(
+                    "split global-time: no user has an interaction both before and after the 80 % quantile of time."
+                )
+        return {"interactions.parquet": histories.to_table(log, parted, item_ids)}
+
+    def describe(self, made: dict[str, pa.Table], catalog: pa.Table, counts: dict[str, Any]) -> dict[str, Any]:
+        """What the data report says of it."""
+        described = histories.describe(made["interactions.parquet"], catalog["item_id"].combine_chunks())
+        return {"interactions": described | counts}
+
+    def summary(self, report: dict[str, Any]) -> dict[str, Any]:
+        """The key figures of the data report."""
+        catalog, interactions = report["catalog"], report["interactions"]
+        dropped = sum(interactions[name] for name in histories.UNUSABLE)
+        return {
+            "items": catalog["items"],
+            "users": interactions["users"],
+            "interactions": interactions["interactions"],
+            "average_length": interactions["average_length"],
+            "interactions_dropped": dropped,
+            "validation_users": interactions["validation_users"],
+            "test_users": interactions["test_users"],
+            "users_training_only": interactions["users_training_only"],
+            "training_targets": interactions["training_targets"],
+            "items_never_trained_on": interactions["items_never_trained_on"],
+            "texts_cut": catalog["texts_cut"],
+        }
+
+    def tell(self, report: dict[str, Any]) -> None:
+        """Say what there is, and what was dropped."""
+        catalog, log = report["catalog"], report["interactions"]
+        text = catalog["text_characters"]
+        say(
+            f"prepare: {catalog['items']:,} items (text {text['median']:.0f} characters in the median),"
+            f" {log['users']:,} users, {log['interactions']:,} interactions after the cut,"
+            f" {log['average_length']} a user."
+        )
+        say(
+            f"prepare: {log['test_users']:,} users to test, {log['validation_users']:,} to validate,"
+            f" {log['users_training_only']:,} in training only; {log['training_targets']:,} training targets;"
+            f" {log['items_never_trained_on']:,} items are in no training part,"
+            f" {log['items_never_an_assistant_target']:,} never the last of one."
+        )
+        for reason, text in histories.UNUSABLE.items():
+            if log[reason]:
+                rows = ", ".join(log["example_rows_dropped"][reason])
+                say(f"prepare: {log[reason]:,} interactions {text} and were dropped, such as row {rows}.")
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """Queries with graded candidates: the columns of the two files. The methods are those of `_Histories`."""
+
+    query_id: str
+    fields: list[tuple[str, str]]  # name and column
+    item_id: str
+    grade: str
+
+    def sources(self, interactions: str, queries: str) -> list[Source]:
+        """What is read beside the catalog."""
+        return [
+            (judgements.WHAT, interactions, [self.query_id, self.item_id, self.grade]),
+            ("queries", queries, [self.query_id, *(column for _, column in self.fields)]),
+        ]
+
+    def build(
+        self, read: list[Read], known: pa.Array | None, strict: bool, problems: list[str]
+    ) -> tuple[histories.Log | None, pa.Table | None, dict[str, Any]]:
+        """The log of the judgements and the queries, as far as they can be made, and what was counted."""
+        (rows, columns), (asked_rows, asked_columns) = read
+        asked = log = None
+        counts: dict[str, Any] = {}
+        if asked_rows is not None:
+            judgements.missing_columns(asked_columns, self.query_id, self.fields, problems)
+            if {self.query_id, *(column for _, column in self.fields)} <= set(asked_columns):
+                asked, counts = judgements.build_queries(asked_rows, self.query_id, self.fields, problems)
+        if rows is not None:
+            named = (self.query_id, self.item_id, self.grade)
+            judgements.missing_judgement_columns(columns, *named, problems)
+            if set(named) <= set(columns):
+                ids = None if asked is None else asked["query_id"].combine_chunks()
+                log, more = judgements.build(rows, *named, ids, known, strict, problems)
+                counts = counts | more
+        return log, asked, counts
+
+    def usable(self, log: histories.Log, _: str) -> histories.Log:
+        """The judgements of queries for which there is still something to find."""
+        return judgements.with_relevant(log)
+
+    def split(self, log: histories.Log, asked: pa.Table | None, item_ids: pa.Array, seed: int) -> dict[str, pa.Table]:
+        """The tables of the interactions artifact."""
+        assert asked is not None
+        return judgements.to_tables(log, judgements.split(log, asked, seed), asked, item_ids)
+
+    def describe(self, made: dict[str, pa.Table], _: pa.Table, counts: dict[str, Any]) -> dict[str, Any]:
+        """What the data report says of it."""
+        return {"queries": judgements.describe(made) | counts}
+
+    def summary(self, report: dict[str, Any]) -> dict[str, Any]:
+        """The key figures of the data report."""
+        catalog, queries = report["catalog"], report["queries"]
+        shown = (
+            "queries", "judgements", "training_queries", "validation_queries", "test_queries", "training_pairs",
+            "items_in_a_training_pair",
+        )  # fmt: skip
+        return {
+            "items": catalog["items"],
+            **{name: queries[name] for name in shown},
+            "judgements_dropped": sum(queries[name] for name in judgements.UNUSABLE),
+            "queries_dropped": sum(queries[name] for name in judgements.UNJUDGED),
+            "texts_cut": catalog["texts_cut"],
+        }
+
+    def tell(self, report: dict[str, Any]) -> None:
+        """Say what there is, and what was dropped."""
+        queries = report["queries"]
+        say(
+            f"prepare: {report['catalog']['items']:,} items, {queries['queries']:,} queries,"
+            f" {queries['judgements']:,} judgements ({queries['judged_good']:,} good,"
+            f" {queries['judged_maybe']:,} maybe)."
+        )
+        say(
+            f"prepare: {queries['test_queries']:,} queries to test, {queries['validation_queries']:,} to validate,"
+            f" {queries['training_queries']:,} to train on, with {queries['relevant_items_a_training_query']} relevant"
+            f" items each; {queries['items_in_a_training_pair']:,} items are in a training pair."
+        )
+        for what, reasons in (("judgements", judgements.UNUSABLE), ("queries", judgements.UNJUDGED)):
+            for reason, text in reasons.items():
+                if queries[reason]:
+                    shown = queries["example_rows_dropped"][reason]
+                    say(f"prepare: {queries[reason]:,} {what} {text} and were dropped, such as {shown}.")
+        if queries["fields_cut"]:
+            say(f"prepare: {queries['fields_cut']:,} fields of queries were cut at {tables.MAX_CHARACTERS} characters.")
 
 
 def _wrong_settings(max_history: int, k_core: int, max_users: int, max_items: int) -> list[str]:
@@ -208,15 +361,14 @@ def _wrong_settings(max_history: int, k_core: int, max_users: int, max_items: in
     return problems
 
 
-def _read(sources: list[tuple[str, str, list[str]]], problems: list[str]) -> list[tuple[pa.Table | None, list[str]]]:
-    """Read the inputs, (what, source, wanted columns) each: the wanted columns there are, and the names of all."""
+def _read(sources: list[Source], problems: list[str]) -> list[Read]:
     found: dict[str, tuple[pa.Table, ...]] = {}
     for source in {source for _, source, _ in sources if samples.is_sample(source)}:
         try:
             found[source] = samples.read(source, judged=len(sources) > 2)
         except ValueError as error:
             problems.append(str(error))
-    read: list[tuple[pa.Table | None, list[str]]] = []
+    read: list[Read] = []
     for place, (what, source, wanted) in enumerate(sources):
         if source in found:
             read.append((found[source][place], found[source][place].column_names))
@@ -227,44 +379,17 @@ def _read(sources: list[tuple[str, str, list[str]]], problems: list[str]) -> lis
     return read
 
 
-def _judged(
-    asked_rows: pa.Table | None,
-    asked_columns: list[str],
-    fields: list[tuple[str, str]],
-    rows: pa.Table | None,
-    columns: list[str],
-    query_id: str,
-    item_id: str,
-    grade: str,
-    known: pa.Array | None,
-    strict: bool,
-    problems: list[str],
-) -> tuple[pa.Table | None, histories.Log | None, dict[str, Any]]:
-    """The queries and the log of their judgements, as far as they can be made; what is wrong is added to problems."""
-    asked = log = None
-    counts: dict[str, Any] = {}
-    if asked_rows is not None:
-        judgements.missing_columns(asked_columns, query_id, fields, problems)
-        if {query_id, *(column for _, column in fields)} <= set(asked_columns):
-            asked, counts = judgements.build_queries(asked_rows, query_id, fields, problems)
-    if rows is not None:
-        judgements.missing_judgement_columns(columns, query_id, item_id, grade, problems)
-        if {query_id, item_id, grade} <= set(columns):
-            ids = None if asked is None else asked["query_id"].combine_chunks()
-            log, more = judgements.build(rows, query_id, item_id, grade, ids, known, strict, problems)
-            counts = counts | more
-    return asked, log, counts
-
-
-def _split(log: histories.Log, split: str, max_history: int) -> dict[str, np.ndarray]:
-    if split == "leave-one-out":
-        return histories.leave_one_out(log, max_history)
-    parted = histories.global_time(log, max_history)
-    if max(parted["valid_position"].max(initial=-1), parted["test_position"].max(initial=-1)) < 0:
-        raise ValueError(
-            "split global-time: no user has an interaction both before and after the 80 % quantile of time."
-        )
-    return parted
+def _catalog(
+    read: Read, item_id: str, parts: list[str], roles: dict[str, str], problems: list[str]
+) -> tuple[pa.Table | None, dict[str, int]]:
+    """The catalog, as far as it can be made, and what was counted; what is wrong is added to problems."""
+    rows, columns = read
+    if rows is None:
+        return None, {}
+    catalogs.missing_columns(columns, item_id, parts, roles, problems)
+    if item_id not in columns or not set(parts) & set(columns):
+        return None, {}
+    return catalogs.build(rows, item_id, parts, roles, problems)
 
 
 def _digest(sources: list[str], expected: str, problems: list[str]) -> str:
@@ -274,89 +399,6 @@ def _digest(sources: list[str], expected: str, problems: list[str]) -> str:
             f"the inputs have the digest {digest}, source_digest says {expected}: they changed since it was taken."
         )
     return digest
-
-
-def _check_left(log: histories.Log, k_core: int, max_users: int, max_items: int) -> None:
-    longest = np.bincount(log.user).max() if len(log.user) else 0
-    if longest < histories.TOO_SHORT:
-        raise ValueError(
-            f"k_core={k_core}, max_users={max_users} and max_items={max_items} leave {len(np.unique(log.user))} users"
-            f" and {len(log.user)} interactions, no user with the {histories.TOO_SHORT} that a split needs: loosen"
-            " them."
-        )
-
-
-def _summary(report: dict[str, Any]) -> dict[str, Any]:
-    catalog, interactions = report["catalog"], report["interactions"]
-    dropped = sum(interactions[name] for name in histories.UNUSABLE)
-    return {
-        "items": catalog["items"],
-        "users": interactions["users"],
-        "interactions": interactions["interactions"],
-        "average_length": interactions["average_length"],
-        "interactions_dropped": dropped,
-        "validation_users": interactions["validation_users"],
-        "test_users": interactions["test_users"],
-        "users_training_only": interactions["users_training_only"],
-        "training_targets": interactions["training_targets"],
-        "items_never_trained_on": interactions["items_never_trained_on"],
-        "texts_cut": catalog["texts_cut"],
-    }
-
-
-def _summary_of_queries(report: dict[str, Any]) -> dict[str, Any]:
-    catalog, queries = report["catalog"], report["queries"]
-    shown = (
-        "queries", "judgements", "training_queries", "validation_queries", "test_queries", "training_pairs",
-        "items_in_a_training_pair",
-    )  # fmt: skip
-    return {
-        "items": catalog["items"],
-        **{name: queries[name] for name in shown},
-        "judgements_dropped": sum(queries[name] for name in judgements.UNUSABLE),
-        "queries_dropped": sum(queries[name] for name in judgements.UNJUDGED),
-        "texts_cut": catalog["texts_cut"],
-    }
-
-
-def _tell(report: dict[str, Any]) -> None:
-    catalog, log = report["catalog"], report["interactions"]
-    text = catalog["text_characters"]
-    say(
-        f"prepare: {catalog['items']:,} items (text {text['median']:.0f} characters in the median),"
-        f" {log['users']:,} users, {log['interactions']:,} interactions after the cut,"
-        f" {log['average_length']} a user."
-    )
-    say(
-        f"prepare: {log['test_users']:,} users to test, {log['validation_users']:,} to validate,"
-        f" {log['users_training_only']:,} in training only; {log['training_targets']:,} training targets;"
-        f" {log['items_never_trained_on']:,} items are in no training part,"
-        f" {log['items_never_an_assistant_target']:,} never the last of one."
-    )
-    for reason, text in histories.UNUSABLE.items():
-        if log[reason]:
-            rows = ", ".join(log["example_rows_dropped"][reason])
-            say(f"prepare: {log[reason]:,} interactions {text} and were dropped, such as row {rows}.")
-
-
-def _tell_of_queries(report: dict[str, Any]) -> None:
-    queries = report["queries"]
-    say(
-        f"prepare: {report['catalog']['items']:,} items, {queries['queries']:,} queries,"
-        f" {queries['judgements']:,} judgements ({queries['judged_good']:,} good, {queries['judged_maybe']:,} maybe)."
-    )
-    say(
-        f"prepare: {queries['test_queries']:,} queries to test, {queries['validation_queries']:,} to validate,"
-        f" {queries['training_queries']:,} to train on, with {queries['relevant_items_a_training_query']} relevant"
-        f" items each; {queries['items_in_a_training_pair']:,} items are in a training pair."
-    )
-    for what, reasons in (("judgements", judgements.UNUSABLE), ("queries", judgements.UNJUDGED)):
-        for reason, text in reasons.items():
-            if queries[reason]:
-                shown = queries["example_rows_dropped"][reason]
-                say(f"prepare: {queries[reason]:,} {what} {text} and were dropped, such as {shown}.")
-    if queries["fields_cut"]:
-        say(f"prepare: {queries['fields_cut']:,} fields of queries were cut at {tables.MAX_CHARACTERS} characters.")
 
 
 def _tell_of_catalog(catalog: dict[str, Any]) -> None:
