@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sidgraft import artifacts, checks, encoders, metrics, recommendations, sasrec
-from sidgraft.baselines import best, co_occurrence, nearest, neighbours, popularity, query_neighbours
+from sidgraft.baselines import Recommended, best, co_occurrence, nearest, neighbours, popularity, query_neighbours
 from sidgraft.embeddings import vectors_array
 from sidgraft.histories import training_counts
 from sidgraft.models import device
@@ -75,23 +76,7 @@ def baselines(
         for name, value in locals().items()
         if name not in ("interactions", "catalog", "item_embeddings", "out", "encoder", "trust_remote_code")
     }
-    checks.one_of("split", split, ("test", "valid"))
-    checks.positive(
-        depth=depth,
-        sasrec_patience=sasrec_patience,
-        sasrec_width=sasrec_width,
-        sasrec_layers=sasrec_layers,
-        sasrec_heads=sasrec_heads,
-        sasrec_learning_rate=sasrec_learning_rate,
-        sasrec_batch_size=sasrec_batch_size,
-        sasrec_max_length=sasrec_max_length,
-    )
-    checks.not_negative(users=users, sasrec_epochs=sasrec_epochs, sasrec_dropout=sasrec_dropout)
-    if sasrec_dropout >= 1 or sasrec_width % sasrec_heads:
-        raise ValueError(
-            f"sasrec_dropout is {sasrec_dropout}, expected less than 1; sasrec_width is {sasrec_width}, expected a"
-            f" multiple of sasrec_heads, {sasrec_heads}."
-        )
+    _check(settings)
     inputs = {
         "interactions": artifacts.load(interactions, "interactions/v1"),
         "catalog": artifacts.load(catalog, "catalog/v1"),
@@ -100,64 +85,94 @@ def baselines(
     items = inputs["catalog"].read_table("catalog.parquet", ["item_id"])
     vectors = inputs["item_embeddings"].read_table("embeddings.parquet")
     check_same_items(items, vectors)
-    item_ids = items["item_id"].to_pylist()
+    item_ids, vectors_Nd = items["item_id"].to_pylist(), vectors_array(vectors)
     most = min(depth, len(item_ids))
-    facts: dict[str, Any] = {}
     queries = read_queries(inputs["interactions"], item_ids)
     if queries is None:
-        sequences = read_sequences(inputs["interactions"], item_ids)
-        count_N = training_counts(inputs["interactions"].read_table("interactions.parquet"), item_ids)
-        chosen, histories, target_U = sequences.judged(split, users)
-        excluded = [np.unique(h) if exclude_history else h[:0] for h in histories]
-        training = sequences.training()
-        recommended = {
-            "popularity": popularity(count_N, excluded, most),
-            "neighbours": neighbours(vectors_array(vectors), histories, excluded, most),
-            "co-occurrence": co_occurrence(training, count_N, histories, excluded, most),
-        }
-        if sasrec_epochs:
-            _, seen, wanted_U = _validation(sequences)
-            say(f"SASRec: training on {sum(len(part) > 1 for part in training)} users, {len(wanted_U)} to validate")
-            model, facts = sasrec.fit(
-                training,
-                seen,
-                wanted_U,
-                len(item_ids),
-                width=sasrec_width,
-                layers=sasrec_layers,
-                heads=sasrec_heads,
-                dropout=sasrec_dropout,
-                max_length=sasrec_max_length,
-                learning_rate=sasrec_learning_rate,
-                batch_size=sasrec_batch_size,
-                epochs=sasrec_epochs,
-                patience=sasrec_patience,
-                seed=seed,
-                device=device(),
-            )
-            recommended["sasrec"] = _by_sasrec(model, histories, excluded, most)
-        ids = [sequences.user_ids[user] for user in chosen]
-        shown = {
-            f"{name}_recall@10": float(metrics.recall_at(metrics.ranks(found, target_U), 10).mean())
-            for name, (found, _) in recommended.items()
-        }
+        found = _for_histories(inputs["interactions"], item_ids, vectors_Nd, most, settings)
     else:
         chosen = queries.of(split, users)
-        ids, target_U = [queries.ids[query] for query in chosen], queries.best(chosen)
         vectors_Qd = _encoded(queries.texts, inputs["item_embeddings"], encoder, trust_remote_code)
         settings["encoder"] = "" if vectors_Qd is None else inputs["item_embeddings"].arguments["encoder"]
-        recommended = _for_queries(queries, chosen, vectors_Qd, vectors_array(vectors), most)
-        shown = {
-            f"{name}_precision_strict@10": float(queries.metrics(chosen, found, [10])["precision_strict", 10].mean())
-            for name, (found, _) in recommended.items()
-        }
+        found = _for_queries(queries, chosen, vectors_Qd, vectors_Nd, most)
+    table = recommendations.to_table(found.recommended, found.ids, found.target_U, item_ids)
     with artifacts.create(out, "recommendations/v1", stage="baselines", arguments=settings, inputs=inputs) as draft:
-        draft.write_table("recommendations.parquet", recommendations.to_table(recommended, ids, target_U, item_ids))
-        if facts:
-            draft.write_json("sasrec.json", facts)
-        draft.metadata.update(users=len(chosen), depth=most, recommenders=list(recommended))
-    best_epoch = {"sasrec_best_epoch": facts["best_epoch"]} if facts else {}
-    return {"users": len(chosen), "depth": most, **shown, **best_epoch}
+        draft.write_table("recommendations.parquet", table)
+        if found.sasrec:
+            draft.write_json("sasrec.json", found.sasrec)
+        draft.metadata.update(users=len(found.ids), depth=most, recommenders=list(found.recommended))
+    best_epoch = {"sasrec_best_epoch": found.sasrec["best_epoch"]} if found.sasrec else {}
+    return {"users": len(found.ids), "depth": most, **found.shown, **best_epoch}
+
+
+def _check(settings: dict[str, Any]) -> None:
+    """Refuse what nothing can be computed with, before anything is read."""
+    checks.one_of("split", settings["split"], ("test", "valid"))
+    above = ("patience", "width", "layers", "heads", "learning_rate", "batch_size", "max_length")
+    checks.positive(depth=settings["depth"], **{f"sasrec_{name}": settings[f"sasrec_{name}"] for name in above})
+    from_zero = ("users", "sasrec_epochs", "sasrec_dropout")
+    checks.not_negative(**{name: settings[name] for name in from_zero})
+    dropout, width, heads = (settings[f"sasrec_{name}"] for name in ("dropout", "width", "heads"))
+    if dropout >= 1 or width % heads:
+        raise ValueError(
+            f"sasrec_dropout is {dropout}, expected less than 1; sasrec_width is {width}, expected a"
+            f" multiple of sasrec_heads, {heads}."
+        )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What each baseline recommends to whom, and the figure that is shown of it."""
+
+    ids: list[str]  # of users, or of queries in their place
+    target_U: np.ndarray
+    recommended: dict[str, Recommended]
+    shown: dict[str, float]
+    sasrec: dict[str, Any]  # how its training went; empty where there was none
+
+
+def _for_histories(
+    interactions: artifacts.Artifact, item_ids: list[str], vectors_Nd: np.ndarray, most: int, settings: dict[str, Any]
+) -> _Found:
+    """The next item of a history: by popularity, embedding neighbours, co-occurrence and SASRec."""
+    sequences = read_sequences(interactions, item_ids)
+    count_N = training_counts(interactions.read_table("interactions.parquet"), item_ids)
+    chosen, histories, target_U = sequences.judged(settings["split"], settings["users"])
+    excluded = [np.unique(h) if settings["exclude_history"] else h[:0] for h in histories]
+    recommended = {
+        "popularity": popularity(count_N, excluded, most),
+        "neighbours": neighbours(vectors_Nd, histories, excluded, most),
+        "co-occurrence": co_occurrence(sequences.training(), count_N, histories, excluded, most),
+    }
+    facts: dict[str, Any] = {}
+    if settings["sasrec_epochs"]:
+        model, facts = _trained_sasrec(sequences, len(item_ids), settings)
+        recommended["sasrec"] = _by_sasrec(model, histories, excluded, most)
+    shown = {
+        f"{name}_recall@10": float(metrics.recall_at(metrics.ranks(items_UG, target_U), 10).mean())
+        for name, (items_UG, _) in recommended.items()
+    }
+    return _Found([sequences.user_ids[user] for user in chosen], target_U, recommended, shown, facts)
+
+
+def _for_queries(
+    queries: Queries, chosen: np.ndarray, vectors_Qd: np.ndarray | None, vectors_Nd: np.ndarray, most: int
+) -> _Found:
+    """Items that fit the queries ``chosen``; by the baselines that need vectors of queries where there are some."""
+    query_P, item_P = queries.training_pairs()
+    gain_N = np.bincount(item_P, minlength=len(vectors_Nd))
+    recommended = {"popularity": popularity(gain_N, [query_P[:0]] * len(chosen), most)}
+    if vectors_Qd is not None:
+        trained = queries.of("train")
+        recommended["neighbours"] = nearest(vectors_Nd, vectors_Qd[chosen], most)
+        recommended["query-neighbours"] = query_neighbours(
+            vectors_Qd[trained], np.searchsorted(trained, query_P), item_P, gain_N, vectors_Qd[chosen], most
+        )
+    shown = {
+        f"{name}_precision_strict@10": float(queries.metrics(chosen, items_QG, [10])["precision_strict", 10].mean())
+        for name, (items_QG, _) in recommended.items()
+    }
+    return _Found([queries.ids[query] for query in chosen], queries.best(chosen), recommended, shown, {})
 
 
 def _encoded(texts: list[str], embeddings: artifacts.Artifact, encoder: str, trust: bool) -> np.ndarray | None:
@@ -183,32 +198,19 @@ def _encoded(texts: list[str], embeddings: artifacts.Artifact, encoder: str, tru
     return vectors_Qd
 
 
-def _for_queries(
-    queries: Queries, chosen: np.ndarray, vectors_Qd: np.ndarray | None, vectors_Nd: np.ndarray, most: int
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """What each baseline finds for the queries ``chosen``; those that need vectors where there are some."""
-    query_P, item_P = queries.training_pairs()
-    gain_N = np.bincount(item_P, minlength=len(vectors_Nd))
-    found = {"popularity": popularity(gain_N, [query_P[:0]] * len(chosen), most)}
-    if vectors_Qd is not None:
-        trained = queries.of("train")
-        found["neighbours"] = nearest(vectors_Nd, vectors_Qd[chosen], most)
-        found["query-neighbours"] = query_neighbours(
-            vectors_Qd[trained], np.searchsorted(trained, query_P), item_P, gain_N, vectors_Qd[chosen], most
-        )
-    return found
+def _trained_sasrec(sequences: Sequences, items: int, settings: dict[str, Any]) -> tuple[sasrec.SASRec, dict[str, Any]]:
+    """A SASRec and how its training went; validated by the users who have such a target, if any."""
+    training = sequences.training()
+    seen: list[np.ndarray] = []
+    wanted_U = np.zeros(0, dtype=np.int64)
+    if len(sequences.users_with("valid")):
+        _, seen, wanted_U = sequences.judged("valid")
+    say(f"SASRec: training on {sum(len(part) > 1 for part in training)} users, {len(wanted_U)} to validate")
+    options = {name.removeprefix("sasrec_"): value for name, value in settings.items() if name.startswith("sasrec_")}
+    return sasrec.fit(training, seen, wanted_U, items, **options, seed=settings["seed"], device=device())
 
 
-def _validation(sequences: Sequences) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """The users with a validation target; none where nobody has one."""
-    if not len(sequences.users_with("valid")):
-        return np.zeros(0, dtype=np.int64), [], np.zeros(0, dtype=np.int64)
-    return sequences.judged("valid")
-
-
-def _by_sasrec(
-    model: sasrec.SASRec, histories: list[np.ndarray], excluded: list[np.ndarray], most: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _by_sasrec(model: sasrec.SASRec, histories: list[np.ndarray], excluded: list[np.ndarray], most: int) -> Recommended:
     items_UG = np.full((len(histories), most), -1)
     scores_UG = np.full((len(histories), most), -np.inf, dtype=np.float32)
     for group in sasrec.score_batches(histories, len(model.items.weight)):
