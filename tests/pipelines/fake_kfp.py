@@ -2,13 +2,12 @@
 
 import json
 import re
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 import kfp_server_api
+import loopback
 
 API = "/apis/v2beta1"
 
@@ -111,7 +110,6 @@ class Fake:
         return {"recurringRuns": shown, "next_page_token": str(at + 1) if at + 1 < len(names) else ""}
 
 
-@contextmanager
 def serving(fake):
     """Serve a Fake on loopback; gives its address."""
 
@@ -141,12 +139,4 @@ def serving(fake):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return loopback.serving(Handler)

@@ -61,6 +61,22 @@ def write_interactions(out: Path) -> str:
     return str(out)
 
 
+def _to_rows(made: dict[str, str]) -> None:
+    """Embed, quantize and expand the catalog, each to its place in ``made``."""
+    embed(made["catalog"], made["item_embeddings"], encoder="hashing", dtype="float32")
+    quantize(made["item_embeddings"], made["semantic_ids"], levels=2, codebook_size=4, dedup_size=16, fit="lloyd")
+    expand(
+        made["semantic_ids"], made["catalog"], made["item_embeddings"], made["token_rows"],
+        base_model="tiny", initialization="centroid",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def to_rows():
+    """`_to_rows`, for tests with a shop of their own."""
+    return _to_rows
+
+
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory):
     """Directories of the artifacts up to the new rows: what ground, finetune and evaluate start from."""
@@ -68,12 +84,7 @@ def shop(tmp_path_factory):
     made = {name: str(root / name) for name in ("item_embeddings", "semantic_ids", "token_rows")}
     made["catalog"] = write_catalog(root / "catalog")
     made["interactions"] = write_interactions(root / "interactions")
-    embed(made["catalog"], made["item_embeddings"], encoder="hashing", dtype="float32")
-    quantize(made["item_embeddings"], made["semantic_ids"], levels=2, codebook_size=4, dedup_size=16, fit="lloyd")
-    expand(
-        made["semantic_ids"], made["catalog"], made["item_embeddings"], made["token_rows"],
-        base_model="tiny", initialization="centroid",
-    )  # fmt: skip
+    _to_rows(made)
     made["baselines"] = str(root / "baselines")
     baselines(made["interactions"], made["catalog"], made["item_embeddings"], made["baselines"], sasrec_epochs=2)
     return made

@@ -7,10 +7,10 @@ script: `fake.play(job)` is called in a thread of its own when one is created.
 import json
 import re
 import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
+import loopback
 from kubeflow_trainer_api import models
 
 NAMESPACE = "team"
@@ -113,7 +113,6 @@ def _call(method, path, query):
     return ("watch" if query.get("watch") == ["True"] else verbs[method]), group, resource, name
 
 
-@contextmanager
 def serving(fake):
     """Serve a Fake on loopback; gives its address."""
 
@@ -211,13 +210,4 @@ def serving(fake):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return loopback.serving(Handler)

@@ -17,10 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sidgraft import artifacts, bundles, gate
 from sidgraft.serving import Recommender
 from sidgraft.stages.baselines import baselines
-from sidgraft.stages.embed import embed
-from sidgraft.stages.expand import expand
 from sidgraft.stages.publish import publish
-from sidgraft.stages.quantize import quantize
 
 
 def run(judged, place, out, **settings):
@@ -104,7 +101,7 @@ def test_floors_refuse_a_first_model_too(good, tmp_path, settings, reason):
     assert bundles.latest_version(tmp_path / "bundles") == ""
 
 
-def test_items_that_the_latest_bundle_does_not_know_are_misses(good, tmp_path, train_and_judge):
+def test_items_that_the_latest_bundle_does_not_know_are_misses(good, tmp_path, to_rows, train_and_judge):
     """A catalog with new items, which half of the users buy last; one known item is no longer offered."""
     made = {name: str(tmp_path / name) for name in ("catalog", "interactions", "item_embeddings", "semantic_ids")}
     table = artifacts.load(good["catalog"], "catalog/v1").read_table("catalog.parquet")
@@ -119,12 +116,8 @@ def test_items_that_the_latest_bundle_does_not_know_are_misses(good, tmp_path, t
             row["item_ids"][-1] = new[number % 6]["item_id"]
     with artifacts.create(made["interactions"], "interactions/v1", stage="prepare", arguments={}) as draft:
         draft.write_table("interactions.parquet", pa.Table.from_pylist(rows, users.schema))
-    embed(made["catalog"], made["item_embeddings"], encoder="hashing", dtype="float32")
-    quantize(made["item_embeddings"], made["semantic_ids"], levels=2, codebook_size=4, dedup_size=16, fit="lloyd")
     made["token_rows"] = str(tmp_path / "token_rows")
-    expand(
-        made["semantic_ids"], made["catalog"], made["item_embeddings"], made["token_rows"], base_model="tiny"
-    )  # fmt: skip
+    to_rows(made)
     made["baselines"] = str(tmp_path / "baselines")
     baselines(made["interactions"], made["catalog"], made["item_embeddings"], made["baselines"], sasrec_epochs=1)
     judged = train_and_judge(made, tmp_path, epochs=1)

@@ -18,14 +18,11 @@ from sidgraft.queries import read_queries
 from sidgraft.stages import finetune as finetune_stage
 from sidgraft.stages.baselines import baselines
 from sidgraft.stages.diagnose import diagnose
-from sidgraft.stages.embed import embed
 from sidgraft.stages.evaluate import evaluate
-from sidgraft.stages.expand import expand
 from sidgraft.stages.finetune import finetune
 from sidgraft.stages.ground import ground
 from sidgraft.stages.prepare import prepare
 from sidgraft.stages.publish import publish
-from sidgraft.stages.quantize import quantize
 from sidgraft.stages.report import report
 
 KINDS, COLOURS = ("soap", "comb", "towel", "brush"), ("red", "blue", "green", "black")
@@ -228,7 +225,7 @@ def test_the_baselines_of_queries_by_hand():
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory):
+def shop(tmp_path_factory, to_rows):
     """Everything up to a judged model: four queries for each of 12 items, which name its kind and its colour."""
     root = tmp_path_factory.mktemp("queries")
     draw = random.Random(0)
@@ -249,12 +246,7 @@ def shop(tmp_path_factory):
         write(root / "items.jsonl", catalog), write(root / "judged.jsonl", judged), made["catalog"],
         made["interactions"], queries=write(root / "queries.jsonl", queries), query_fields="kind,colour,note",
     )  # fmt: skip
-    embed(made["catalog"], made["item_embeddings"], encoder="hashing", dtype="float32")
-    quantize(made["item_embeddings"], made["semantic_ids"], levels=2, codebook_size=4, dedup_size=16, fit="lloyd")
-    expand(
-        made["semantic_ids"], made["catalog"], made["item_embeddings"], made["token_rows"],
-        base_model="tiny", initialization="centroid",
-    )  # fmt: skip
+    to_rows(made)
     data = (made["interactions"], made["catalog"], made["item_embeddings"])
     found = baselines(*data, made["baselines"], encoder="hashing", sasrec_epochs=0)
     seen = []
