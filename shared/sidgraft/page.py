@@ -66,6 +66,7 @@ def render(
     measured = [v for v in variants if v.metrics is not None]
     diagnosed = [v for v in variants if v.diagnostics is not None]
     k = results.headline_k(measured)
+    chosen = spaced(measured, examples)
     asked = has_queries(interactions)
     verdict, below = results.verdict(measured, k, compared)
     if not measured:
@@ -93,8 +94,8 @@ def render(
         "compared": compared_measures(diagnosed),
         "diagnoses": [diagnosis(v) for v in diagnosed],
         "definitions": next((d for v in diagnosed if (d := v.geometry.get("definitions"))), {}),
-        "examples": None if asked else example_users(measured, catalog, interactions, examples),
-        "queries": example_queries(measured, catalog, interactions, examples) if asked else None,
+        "examples": example_users(*chosen, catalog, interactions) if chosen and not asked else None,
+        "queries": example_queries(*chosen, catalog, interactions) if chosen and asked else None,
         "data": data_facts(catalog, interactions),
         "ids": id_facts(semantic_ids),
         "id_definitions": id_definitions(semantic_ids),
@@ -264,26 +265,8 @@ def _mean(by_seed: list[dict[str, float | None]], key: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def example_users(
-    measured: list[Variant], catalog: Artifact, interactions: Artifact, examples: int
-) -> dict[str, Any] | None:
-    """Return users evenly spaced over the best variant's recommendations, with what they saw and bought."""
-    found = _spaced(measured, examples)
-    if found is None:
-        return None
-    best, chosen, of = found
-    assert best.recommendations is not None
-    split = best.recommendations.metadata.get("split") or best.recommendations.arguments.get("split", "test")
-    histories = _histories(interactions, [row["user_id"] for row in chosen], f"{split}_position")
-    needed = {i for row in chosen for i in (row["target_id"], *row["item_ids"][:ITEMS_SHOWN])}
-    names = _item_names(catalog, needed | {i for history in histories.values() for i in history[-HISTORY_SHOWN:]})
-    users = [_example(row, histories.get(row["user_id"], []), names) for row in chosen]
-    hits = sum(user["rank"] is not None and user["rank"] <= ITEMS_SHOWN for user in users)
-    return {"label": best.label, "users": users, "of": of, "hits": hits}
-
-
-def _spaced(measured: list[Variant], examples: int) -> tuple[Variant, list[dict[str, Any]], int] | None:
-    """The best variant, rows of its recommendations evenly spaced over all, and how many there are; None for none."""
+def spaced(measured: list[Variant], examples: int) -> tuple[Variant, list[dict[str, Any]], int] | None:
+    """Return the best variant, evenly spaced rows of its recommendations and how many it has; None without any."""
     shown = [v for v in measured if v.recommendations is not None and MODEL in v.cells]
     if not shown or examples < 1:
         return None
@@ -296,18 +279,28 @@ def _spaced(measured: list[Variant], examples: int) -> tuple[Variant, list[dict[
     rows = table.filter(pc.equal(table["recommender"], MODEL))
     if rows.num_rows == 0:
         return None
-    spaced = np.linspace(0, rows.num_rows - 1, min(examples, rows.num_rows)).round().astype(int)
-    return best, rows.take(pa.array(spaced)).to_pylist(), rows.num_rows
+    places = np.linspace(0, rows.num_rows - 1, min(examples, rows.num_rows)).round().astype(int)
+    return best, rows.take(pa.array(places)).to_pylist(), rows.num_rows
+
+
+def example_users(
+    best: Variant, chosen: list[dict[str, Any]], of: int, catalog: Artifact, interactions: Artifact
+) -> dict[str, Any]:
+    """Return users with what they saw, were recommended and bought; the first three arguments are from `spaced`."""
+    assert best.recommendations is not None
+    split = best.recommendations.metadata.get("split") or best.recommendations.arguments.get("split", "test")
+    histories = _histories(interactions, [row["user_id"] for row in chosen], f"{split}_position")
+    needed = {i for row in chosen for i in (row["target_id"], *row["item_ids"][:ITEMS_SHOWN])}
+    names = _item_names(catalog, needed | {i for history in histories.values() for i in history[-HISTORY_SHOWN:]})
+    users = [_example(row, histories.get(row["user_id"], []), names) for row in chosen]
+    hits = sum(user["rank"] is not None and user["rank"] <= ITEMS_SHOWN for user in users)
+    return {"label": best.label, "users": users, "of": of, "hits": hits}
 
 
 def example_queries(
-    measured: list[Variant], catalog: Artifact, interactions: Artifact, examples: int
-) -> dict[str, Any] | None:
-    """Return queries evenly spaced over the best variant's recommendations, with what was found and what is good."""
-    found = _spaced(measured, examples)
-    if found is None:
-        return None
-    best, chosen, of = found
+    best: Variant, chosen: list[dict[str, Any]], of: int, catalog: Artifact, interactions: Artifact
+) -> dict[str, Any]:
+    """Return queries with what was found and what is good; the first three arguments are from `spaced`."""
     ids = pa.array([row["user_id"] for row in chosen], pa.string())
     asked = interactions.read_table("queries.parquet", ["query_id", "prompt"])
     prompts = {row["query_id"]: row["prompt"] for row in asked.filter(pc.is_in(asked["query_id"], ids)).to_pylist()}
