@@ -146,7 +146,11 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "diagnostics/v1": ("diagnostics.json",),
     "report/v1": (
         "index.html",
-        *(f"{table}.{kind}" for table in ("metrics", "summary", "comparisons") for kind in ("csv", "parquet")),
+        *(
+            f"{table}.{kind}"
+            for table in ("metrics", "summary", "comparisons", "curves")
+            for kind in ("csv", "parquet")
+        ),
     ),
     "bundle/v1": (
         "README.md",

@@ -16,13 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sidgraft import comparisons, display, provenance, results
+from sidgraft import comparisons, curves, display, provenance, results
 from sidgraft.artifacts import Artifact
 from sidgraft.charts import COLOURS, Series, line_chart
 from sidgraft.display import short
 from sidgraft.queries import has_queries
 from sidgraft.results import MODEL, Variant
-from sidgraft.variants import depth as variant_depth
 
 INITIALIZATION, FINE_TUNING = "initialization", "fine-tuning"
 STATES = (INITIALIZATION, "grounding", FINE_TUNING)
@@ -66,8 +65,8 @@ def render(
     measured = [v for v in variants if v.metrics is not None]
     diagnosed = [v for v in variants if v.diagnostics is not None]
     k = results.headline_k(measured)
-    chosen = spaced(measured, examples)
     asked = has_queries(interactions)
+    chosen = spaced(measured, examples)
     verdict, below = results.verdict(measured, k, compared)
     if not measured:
         verdict = f"All {len(variants)} runs failed." if len(variants) > 1 else "The run failed."
@@ -135,29 +134,27 @@ def environment() -> jinja2.Environment:
 def training(variants: list[Variant]) -> dict[str, Any]:
     """Return the three training charts, their legend, and each variant's best step."""
     names = list(dict.fromkeys(v.name for v in variants))  # one colour for all seeds
-    curves: dict[str, list[Series]] = {"ground": [], "loss": [], "recall": []}
-    best = []
+    lines: dict[str, list[Series]] = {"ground": [], "loss": [], "recall": []}
+    best, graded = [], False
     for v in variants:
-        record = v.geometry.get("training") or {}
-        colour = names.index(v.name)
-        steps = record.get("finetune") or []
-        recalls = _points(steps, "recall@5") or _points(steps, "ndcg@5")
-        t_star = record.get("t_star")
-        mark = _nearest(recalls, t_star)
-        curves["ground"].append(Series(v.label, _points(record.get("ground") or [], "loss"), colour))
-        curves["loss"].append(Series(v.label, _points(steps, "loss"), colour))
-        curves["recall"].append(Series(v.label, recalls, colour, mark))
+        rows, colour = curves.training(v), names.index(v.name)
+        recalls = curves.points(rows, "finetune", *curves.DECIDING)
+        kept = curves.points([row for row in rows if row["is_t_star"]], "finetune", *curves.DECIDING)
+        lines["ground"].append(Series(v.label, curves.points(rows, "ground", "loss"), colour))
+        lines["loss"].append(Series(v.label, curves.points(rows, "finetune", "loss"), colour))
+        lines["recall"].append(Series(v.label, recalls, colour, kept[0] if kept else None))
+        t_star, epoch = ((v.geometry.get("training") or {}).get(name) for name in ("t_star", "best_epoch"))
         top = max((y for _, y in recalls), default=None)
-        best.append({"label": v.label, "t_star": t_star, "epoch": record.get("best_epoch"), "recall": top})
+        best.append({"label": v.label, "t_star": t_star, "epoch": epoch, "recall": top})
+        graded = graded or any(row["figure"] == "ndcg@5" for row in rows)
     step = "optimizer step"
-    graded = any("ndcg@5" in row for v in variants for row in (v.geometry.get("training") or {}).get("finetune") or [])
     figure = "composite NDCG@5" if graded else "Recall@5"
     charts = [
-        ("Grounding: loss", line_chart(curves["ground"], x_label=step, y_label="grounding loss")),
-        ("Fine-tuning: loss", line_chart(curves["loss"], x_label=step, y_label="fine-tuning loss")),
+        ("Grounding: loss", line_chart(lines["ground"], x_label=step, y_label="grounding loss")),
+        ("Fine-tuning: loss", line_chart(lines["loss"], x_label=step, y_label="fine-tuning loss")),
         (
             f"Validation {figure}",
-            line_chart(curves["recall"], x_label=step, y_label=f"validation {figure}", from_zero=True),
+            line_chart(lines["recall"], x_label=step, y_label=f"validation {figure}", from_zero=True),
         ),
     ]
     legend = [(name, i % COLOURS, i >= COLOURS) for i, name in enumerate(names)]
@@ -171,19 +168,16 @@ def depths(variants: list[Variant], k: int) -> dict[str, Any]:
 
     A curve joins the means over the seeds. Empty where no variant names an epoch.
     """
-    metric = results.headline(variants)
-    recalls: dict[str, dict[int, list[float]]] = {}
-    for v in variants:
-        found, cell = variant_depth(v.name), v.cells[MODEL].get(("all", metric, k))
-        if found and cell and cell[0] is not None:
-            recalls.setdefault(found[0], {}).setdefault(found[1], []).append(cell[0])
-    curves = [
-        Series(name, [(float(epoch), statistics.fmean(by_epoch[epoch])) for epoch in sorted(by_epoch)], i)
-        for i, (name, by_epoch) in enumerate(recalls.items())
+    by_name: dict[str, dict[float, list[float]]] = {}
+    for row in curves.depths(variants, k):
+        by_name.setdefault(row["variant"], {}).setdefault(row["epoch"], []).append(row["value"])
+    lines = [
+        Series(name, [(epoch, statistics.fmean(by_epoch[epoch])) for epoch in sorted(by_epoch)], i)
+        for i, (name, by_epoch) in enumerate(by_name.items())
     ]
-    y_label = f"{results.METRIC_NAMES[metric]}@{k}"
-    chart = line_chart(curves, x_label="epochs of grounding", y_label=y_label, from_zero=True)
-    return {"chart": chart, "legend": [(s.name, s.colour % COLOURS, s.colour >= COLOURS) for s in curves]}
+    y_label = f"{results.METRIC_NAMES[results.headline(variants)]}@{k}"
+    chart = line_chart(lines, x_label="epochs of grounding", y_label=y_label, from_zero=True)
+    return {"chart": chart, "legend": [(s.name, s.colour % COLOURS, s.colour >= COLOURS) for s in lines]}
 
 
 def _nearest(points: list[tuple[float, float]], step: float | None) -> tuple[float, float] | None:

@@ -106,6 +106,7 @@ def variant_artifacts(
     initialization: str = "centroid",
     png: bytes = ONE_PIXEL,
     rows: list[dict[str, Any]] | None = None,
+    training: dict[str, Any] | None = None,
 ) -> tuple[str, str, str]:
     """Write the metrics, recommendations and diagnostics of one variant; returns their directories."""
     root = root / f"{abs(hash(variant))}-{seed}"
@@ -141,7 +142,8 @@ def variant_artifacts(
         (draft.path / "figures").mkdir()
         for name in ("cosine", "spectra"):
             (draft.path / "figures" / f"{name}.png").write_bytes(png)
-        draft.write_json("diagnostics.json", diagnostics_content(variant, seed, recall))
+        content = diagnostics_content(variant, seed, recall)
+        draft.write_json("diagnostics.json", content | ({"training": training} if training else {}))
     return paths  # type: ignore[return-value]
 
 

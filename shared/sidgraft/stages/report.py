@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sidgraft import artifacts, comparisons, page, results
+from sidgraft import artifacts, comparisons, curves, page, results
 from sidgraft.artifacts import Artifact, ArtifactError, FailedArtifactError
 from sidgraft.checks import one_of
 from sidgraft.page import MODEL, Variant
@@ -30,10 +30,11 @@ def report(
     examples: int = 10,
     reference: str = "",
 ) -> dict[str, Any]:
-    """Join the variants' metrics and diagnostics into index.html and tables: metrics, summary and comparisons.
+    """Join the variants' metrics and diagnostics into index.html and tables: metrics, summary, comparisons, curves.
 
     Each table is a CSV and a Parquet file: metrics has a row for each figure of each run, summary the mean and standard
-    deviation over the seeds, comparisons the paired tests of every variant with the baselines and the other variants.
+    deviation over the seeds, comparisons the paired tests of every variant with the baselines and the other variants,
+    curves the loss and the validation figures at each optimizer step, with t*, and the metric by epochs of grounding.
 
     Args:
         metrics: Directories of the metrics artifacts, one a variant. One that holds a failure is shown as failed.
@@ -73,6 +74,7 @@ def report(
             ("metrics", COLUMNS, rows),
             ("summary", results.SUMMARY, results.summary(measured)),
             ("comparisons", comparisons.COLUMNS, compared),
+            ("curves", curves.COLUMNS, curves.rows(variants)),
         ):
             draft.write_table(f"{name}.parquet", pa.Table.from_pylist(table, schema=schema))
             _write_csv(draft.path / f"{name}.csv", schema.names, table)
