@@ -1,8 +1,8 @@
 """Run all benchmarks in turn and render their results. Run: python benchmarks/all.py [--quick] [NAME ...].
 
 Each result is the JSON line that a benchmark prints last, kept in results.jsonl with the command and the machine; the
-table of RESULTS.md is rendered from that file. Only full runs on a quiet machine are kept: with --quick, or where other
-processes use the processors, results are shown and not recorded. `make bench` runs this.
+table of RESULTS.md is rendered from that file, and growth.svg drawn. Only full runs on a quiet machine are kept: with
+--quick, or where other processes use the processors, results are shown and not recorded. `make bench` runs this.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import growth
+
 HERE = Path(__file__).resolve().parent
 NAMES = (
     "decode", "constraint", "ground", "finetune", "quantize", "embed", "parquet", "pipeline", "startup", "growth",
 )  # fmt: skip
-RECORDS, PAGE = HERE / "results.jsonl", HERE / "RESULTS.md"
+RECORDS, PAGE, PLOT = HERE / "results.jsonl", HERE / "RESULTS.md", HERE / "growth.svg"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 BUSY = 0.1  # of all processors' time, used by others: from there on nothing is recorded
 
@@ -55,6 +57,8 @@ def main() -> int:
             continue
         records[name] = record | {"command": f"python {' '.join(command)}", "machine": machine()}
         RECORDS.write_text("".join(json.dumps(records[n]) + "\n" for n in NAMES if n in records), encoding="utf-8")
+        if "sizes" in record:
+            growth.draw(record["sizes"], PLOT)
         PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), read_records()), encoding="utf-8")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
@@ -114,6 +118,8 @@ def table(records: list[dict[str, Any]]) -> str:
             f"- **{record['name']}** ({record['about']}): `{record['command']}` on {record['machine']},"
             f" {record['threads']} threads. Equal: {facts[0]}. Roof: {facts[1]}."
         )
+    if any("sizes" in record for record in records):
+        lines.append(f"\n![Time and peak memory against items, with the exponents of growth]({PLOT.name})")
     if missing:
         lines.append(f"\nNot measured on a quiet machine yet: {', '.join(missing)}.")
     return "\n".join(lines).strip()

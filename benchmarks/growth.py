@@ -1,19 +1,18 @@
 """Time and memory as the catalog grows. Run: python benchmarks/growth.py [--quick] [--json] [--largest N].
 
 prepare, embed (hashing encoder), quantize, the trie and a search with a small model, at 10 thousand items and tenfold
-up to 1 million (prepare, the assignment to fitted codes and the trie: 10 million), each in a process of its own that
-is told apart from the making of its inputs. Writes growth.csv and growth.png beside this file. The ratio of a stage is
-the inverse of its exponent between the two largest sizes: 1 is linear growth, less is worse.
+up to 1 million (prepare, the assignment to fitted codes and the trie: 10 million), each in a process of its own, whose
+peak of memory is counted anew once its inputs are made. The ratio of a stage is the inverse of its exponent between the
+two largest sizes: 1 is linear growth, less is worse. `all.py` draws what it records as growth.svg.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import gc
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -24,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
 LARGEST = {
     "prepare": 10_000_000, "embed": 1_000_000, "quantize": 1_000_000, "assign": 10_000_000, "trie": 10_000_000,
     "decode": 1_000_000,
 }  # fmt: skip
 LINEAR = 0.9  # goal: an exponent of at most 1.11, which leaves room for sorting and caches
+LEAST = {"seconds": 1e-3, "megabytes": 1.0}  # what is less is noise
 WIDTH = 384
 
 
@@ -60,8 +59,6 @@ def main() -> None:
     }
     for stage, found in exponents.items():
         print(f"  {stage}: time grows as N^{found['seconds']:.2f}, memory as N^{found['megabytes']:.2f}")
-    if not args.quick:
-        write(rows)
     if args.json:
         ratios = {stage: [round(1 / max(e["seconds"], 0.5), 3), LINEAR] for stage, e in exponents.items()}
         worst = min(ratio for ratio, _ in ratios.values())
@@ -77,6 +74,7 @@ def main() -> None:
                     },
                     "roof": {"largest trie and table, bytes an item": bytes_an_item(rows)},
                     "seconds": {f"{r['stage']}, {r['items']:,} items": r["seconds"] for r in rows},
+                    "sizes": [{k: r[k] for k in ("stage", "items", "seconds", "megabytes")} for r in rows],
                     "about": "inverse of the exponent of time between the two largest sizes",
                     "quick": args.quick,
                     "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
@@ -88,7 +86,7 @@ def main() -> None:
 def exponent(rows: list[dict[str, Any]], what: str) -> float:
     """p of N^p between the two largest sizes; 0 where less than a megabyte or a millisecond was used."""
     small, large = rows[-2:]
-    if min(small[what], large[what]) <= (1 if what == "megabytes" else 1e-3):
+    if min(small[what], large[what]) <= LEAST[what]:
         return 0.0
     return math.log(large[what] / small[what]) / math.log(large["items"] / small["items"])
 
@@ -99,14 +97,23 @@ def bytes_an_item(rows: list[dict[str, Any]]) -> float:
 
 
 def measure(part: Callable[[int, Path], tuple[Callable[[], Any], dict[str, Any]]], items: int, folder: Path) -> Any:
-    """Seconds of a part and the memory that it adds to what its inputs and imports took, with its own facts."""
+    """Seconds of a part and the memory that it adds to what its inputs and imports hold, with its own facts."""
+    import pyarrow as pa
+
     run, facts = part(items, folder)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is held now (Linux)
+    before = peak_kilobytes()
     started = time.perf_counter()
     run()
     seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": round(seconds, 4), "megabytes": round((peak - before) / 1024, 1)} | facts
+    return {"seconds": round(seconds, 4), "megabytes": round((peak_kilobytes() - before) / 1024, 1)} | facts
+
+
+def peak_kilobytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def prepare_part(items: int, folder: Path) -> Any:
@@ -245,25 +252,24 @@ def embeddings(items: int, path: Path) -> None:
         draft.write_table("embeddings.parquet", table)
 
 
-def write(rows: list[dict[str, Any]]) -> None:
-    """The figures as growth.csv and growth.png."""
+def draw(rows: list[dict[str, Any]], file: Path) -> None:
+    """Time and peak memory of each stage against items, both logarithmic, and the exponents in the legends."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    with (HERE / "growth.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["stage", "items", "seconds", "megabytes"], extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for axis, what in zip(axes, ("seconds", "megabytes"), strict=True):
-        for stage in LARGEST:
+        for stage in dict.fromkeys(row["stage"] for row in rows):
             mine = [row for row in rows if row["stage"] == stage]
-            axis.plot([row["items"] for row in mine], [max(row[what], 1e-3) for row in mine], marker="o", label=stage)
+            values = [max(row[what], LEAST[what]) for row in mine]
+            label = f"{stage}: N^{exponent(mine, what):.2f}"
+            axis.plot([row["items"] for row in mine], values, marker="o", label=label)
         axis.set(xscale="log", yscale="log", xlabel="items", ylabel=what)
-    axes[0].legend(fontsize=7)
-    figure.savefig(HERE / "growth.png", dpi=120)
+        axis.legend(fontsize=7, title="between the two largest sizes", title_fontsize=7)
+    figure.savefig(file)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -188,6 +188,11 @@ COMPUTING = {
     "scikit-learn": "sklearn",
 }
 
+# How to open a Parquet file that is read in batches: pages as they are needed. pyarrow's defaults would fetch whole
+# columns first, which for vectors is the file.
+IN_PARTS: dict[str, Any] = {"pre_buffer": False, "buffer_size": 1 << 20}
+ROWS = 4096  # a batch in which a column is searched for nulls
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -204,6 +209,11 @@ class Artifact:
     def read_table(self, name: str, columns: list[str] | None = None) -> pa.Table:
         """Read one Parquet file of the artifact, memory-mapped."""
         return pq.read_table(self.path / name, columns=columns, memory_map=True)
+
+    def read_batches(self, name: str, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """Read one Parquet file of the artifact, ``rows`` rows at a time or fewer, never more of it than a batch."""
+        with pq.ParquetFile(self.path / name, **IN_PARTS) as parquet:
+            yield from parquet.iter_batches(rows, columns=columns)
 
     def read_json(self, name: str) -> Any:
         """Read one JSON file of the artifact."""
@@ -439,7 +449,7 @@ def _check_contract(path: Path, kind: str) -> None:
 
 def _check_table(file: Path, expected: pa.Schema) -> None:
     """Compare names, types and nulls with the contract; nulls are read from the Parquet statistics."""
-    parquet = pq.ParquetFile(file)
+    parquet = pq.ParquetFile(file, **IN_PARTS)
     found = parquet.schema_arrow
     problems = []
     if found.names != expected.names:
@@ -474,4 +484,4 @@ def _has_nulls(parquet: pq.ParquetFile, column: str) -> bool:
         # Flat columns before this one occupy one Parquet column each only when none of them is a list of
         # structs, which no contract has.
         return any((s := g.column(index).statistics) is not None and (s.null_count or 0) > 0 for g in groups)
-    return any(batch.column(0).null_count > 0 for batch in parquet.iter_batches(columns=[column]))
+    return any(batch.column(0).null_count > 0 for batch in parquet.iter_batches(ROWS, columns=[column]))

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from sidgraft import kmeans, residual
+from sidgraft.vectors import sample_rows
 
 NEIGHBOURS = 10
+AMONG = 50_000  # most items that neighbours are looked for among: bounds the time and the memory
 DEFINITIONS = {
     "relative_squared_error": "mean over items of ||u - û||², u the item's vector at unit length, û what its codes"
     " alone stand for: of residual k-means the sum of the centroids, each level's times the mean length that the levels"
@@ -25,8 +27,10 @@ DEFINITIONS = {
     "utilisation": "share of a level's codes that any item has",
     "perplexity": "exp(-sum p ln p) of the shares p of items by code: as many codes, used equally, would be as varied",
     "neighbours_kept": f"mean share of an item's {NEIGHBOURS} nearest items, by cosine of the embeddings, that are"
-    f" among the {NEIGHBOURS} items whose quantized vectors are nearest to the item's û (not its own vector)",
-    "prefix_neighbours": f"mean share of an item's {NEIGHBOURS} nearest items that share its codes up to this level",
+    f" among the {NEIGHBOURS} items whose quantized vectors are nearest to the item's û (not its own vector); of more"
+    f" than {AMONG:,} items, among so many drawn at random",
+    "prefix_neighbours": f"mean share of an item's {NEIGHBOURS} nearest items (as for neighbours_kept) that share its"
+    " codes up to this level",
 }
 
 
@@ -61,14 +65,25 @@ def nearest_neighbours(
     return ids_Sk.numpy()
 
 
+def among(items: int, seed: int) -> np.ndarray:
+    """The rows, AMONG of so many items at most, that neighbours are looked for among; drawn apart from a fit's sample."""
+    return sample_rows(items, AMONG, seed, 1)
+
+
 def neighbours_kept(
     vectors_ND: np.ndarray, vectors_Nd: np.ndarray, decoded_Nd: np.ndarray, codes_NL: np.ndarray, seed: int
 ) -> tuple[float, list[float]]:
     """Neighbour preservation against the encoder's space: see DEFINITIONS; over at most 1000 items, sampled by seed.
 
+    Of more than AMONG items, among those of `among` alone: giving just these gives the same.
     ``vectors_Nd`` are the vectors that were quantized (reduced or not), ``decoded_Nd`` what their codes stand for.
     With a single item everything is kept.
     """
+    if len(vectors_ND) > AMONG:
+        rows_M = among(len(vectors_ND), seed)
+        vectors_ND, vectors_Nd, decoded_Nd, codes_NL = (
+            rows[rows_M] for rows in (vectors_ND, vectors_Nd, decoded_Nd, codes_NL)
+        )
     n = len(vectors_ND)
     sample_S = np.sort(np.random.default_rng(seed).permutation(n)[:1000])
     near_Sm = nearest_neighbours(vectors_ND, sample_S, min(NEIGHBOURS, n - 1))
@@ -80,13 +95,18 @@ def neighbours_kept(
     return float(kept), same_SmL.mean(axis=(0, 1)).tolist()
 
 
+def squared_errors(vectors_Nd: np.ndarray, decoded_Nd: np.ndarray) -> np.ndarray:
+    """||u - û||² [N], float64, of the unit vectors u of the items and what their codes stand for; of zero vectors 0."""
+    units_Nd = residual.units(vectors_Nd)
+    gaps_N = np.square(units_Nd.astype(np.float64) - decoded_Nd).sum(axis=1)
+    return np.where(units_Nd.any(axis=1), gaps_N, 0.0)
+
+
 def relative_squared_error(vectors_Nd: np.ndarray, decoded_Nd: np.ndarray) -> float:
     """Mean of ||u - û||² over the unit vectors u of the items and what their codes stand for; zero vectors count 0."""
     total = 0.0
     for chunk in kmeans.chunks(len(vectors_Nd), vectors_Nd.shape[1]):
-        units_Bd = residual.units(vectors_Nd[chunk])
-        gaps_B = np.square(units_Bd.astype(np.float64) - decoded_Nd[chunk]).sum(axis=1)
-        total += float(gaps_B[units_Bd.any(axis=1)].sum())
+        total += float(squared_errors(vectors_Nd[chunk], decoded_Nd[chunk]).sum())
     return total / len(vectors_Nd)
 
 

@@ -14,6 +14,7 @@ from sidgraft import kmeans, residual, rqvae
 from sidgraft.artifacts import Artifact
 
 CODEBOOKS, DESCRIPTION = "codebooks.safetensors", "quantizer.json"
+PCA_ITEMS = 50_000  # most items that principal components are fitted to
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Residual k-means: vectors to codes by the directions that are left, level by level.
 
-Shapes: N items · L semantic levels · K codes of a level · d width of the vectors · B rows of a chunk.
+Shapes: N items · L semantic levels · K codes of a level · d width of the vectors · B rows of a chunk ·
+S vectors that are fitted to.
 
 METHOD: r_0 = z; per level u_l = r_l / ||r_l||, k_l = argmin_k ||u_l - c_lk||² (ties to the lowest k),
 r_{l+1} = u_l - c_l,k_l. Centroids are not renormalised.
@@ -12,6 +13,8 @@ import numpy as np
 import torch
 
 from sidgraft import kmeans, sinkhorn
+from sidgraft.progress import Progress
+from sidgraft.vectors import Vectors, in_memory, sample_rows
 
 ZERO = 1e-6  # a residual this much shorter than its unit vector is float32 rounding: it counts as zero
 START_ROUNDS = 10  # Lloyd rounds on the start sample before mini-batches: the start matters more than the steps
@@ -19,12 +22,28 @@ START_ROUNDS = 10  # Lloyd rounds on the start sample before mini-batches: the s
 
 def encode(vectors_Nd: np.ndarray, codebooks: list[np.ndarray]) -> np.ndarray:
     """Codes [N, L], int64, of float32 vectors. The batch that a vector stands in does not change its codes."""
+    return _encode(vectors_Nd, codebooks)[0]
+
+
+def encode_batches(vectors: Vectors, codebooks: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Codes [N, L] and the lengths [N, L] that each level leaves (see `fit_residual`), by rows, in one pass."""
+    codes_NL = np.empty((vectors.items, len(codebooks)), np.int64)
+    lengths_NL = np.empty(codes_NL.shape)
+    with Progress("codes", vectors.items, "items") as progress:
+        for rows_B, vectors_Bd in vectors.batches():
+            codes_NL[rows_B], lengths_NL[rows_B] = _encode(vectors_Bd, codebooks)
+            progress.update(len(rows_B))
+    return codes_NL, lengths_NL
+
+
+def _encode(vectors_Nd: np.ndarray, codebooks: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     residuals_Nd = torch.from_numpy(units(vectors_Nd))
     codes_NL = np.empty((len(vectors_Nd), len(codebooks)), np.int64)
+    lengths_NL = np.empty(codes_NL.shape)
     for level, book in enumerate(codebooks):
-        codes_N, _ = encode_level_(residuals_Nd, torch.from_numpy(book))
-        codes_NL[:, level] = codes_N.numpy()
-    return codes_NL
+        codes_N, lengths_N = encode_level_(residuals_Nd, torch.from_numpy(book))
+        codes_NL[:, level], lengths_NL[:, level] = codes_N.numpy(), lengths_N.numpy()
+    return codes_NL, lengths_NL
 
 
 def lengths(vectors_Nd: np.ndarray, codes_NL: np.ndarray, codebooks: list[np.ndarray]) -> np.ndarray:
@@ -76,7 +95,7 @@ def normalise_(rows_Nd: torch.Tensor, *, zero: float) -> torch.Tensor:
 
 
 def fit_residual(
-    vectors_Nd: np.ndarray,
+    vectors: Vectors | np.ndarray,
     sizes: list[int],
     *,
     fit: str = "minibatch",
@@ -94,34 +113,44 @@ def fit_residual(
     when nothing changes, after at most ``steps``. Returns the codebooks, the codes [N, L], and the residual lengths
     ||u_l - c|| [N, L]: the mean of their squares is a level's error, their product over the levels the relative
     reconstruction error ||z - ẑ|| / ||z||. Raises ValueError when a level has fewer distinct vectors than codes.
+
+    The vectors that are fitted to are in memory once, as float32: all of them, but of sampled only as many as its
+    largest sample holds, drawn by the seed and the same for all levels (its rounds copy them once more). Codes and
+    lengths of all others then come from one pass over the batches.
     """
-    units_Nd = torch.from_numpy(units(vectors_Nd))
-    if fit == "minibatch" and len(units_Nd) <= batch_size:
+    if isinstance(vectors, np.ndarray):
+        vectors = in_memory(vectors)
+    if fit == "minibatch" and vectors.items <= batch_size:
         fit, max_iterations = "lloyd", steps
+    rows_S = sample_rows(vectors.items, kmeans.MOST * max(sizes) if fit == "sampled" else vectors.items, seed)
+    units_Sd = torch.from_numpy(vectors.take(rows_S))
+    normalise_(units_Sd, zero=0.0)
     codebooks, codes, lengths = [], [], []
     for level, size in enumerate(sizes):
         generator = torch.Generator().manual_seed(seed * len(sizes) + level)
         what = f"k-means level {level}"
         if fit == "sampled":
-            centroids_Kd = kmeans.sampled(units_Nd, size, max_iterations, generator, what=what)
+            centroids_Kd = kmeans.sampled(units_Sd, size, max_iterations, generator, what=what)
         else:
-            sample_Sd = kmeans.start_sample(units_Nd, size, generator)
-            start_Kd = kmeans.start(sample_Sd, size, generator, others_Nd=units_Nd, what=what)
+            start_Sd = kmeans.start_sample(units_Sd, size, generator)
+            start_Kd = kmeans.start(start_Sd, size, generator, others_Nd=units_Sd, what=what)
             if fit == "lloyd":
-                centroids_Kd = kmeans.lloyd(units_Nd, start_Kd, max_iterations, what=what)
+                centroids_Kd = kmeans.lloyd(units_Sd, start_Kd, max_iterations, what=what)
             else:
-                start_Kd = kmeans.lloyd(sample_Sd, start_Kd, START_ROUNDS, what=f"{what} start")
-                counts_K = torch.bincount(kmeans.nearest(sample_Sd, start_Kd), minlength=size)
+                start_Kd = kmeans.lloyd(start_Sd, start_Kd, START_ROUNDS, what=f"{what} start")
+                counts_K = torch.bincount(kmeans.nearest(start_Sd, start_Kd), minlength=size)
                 assign = sinkhorn.balanced if fit == "balanced" else None
                 if assign:
-                    counts_K = torch.full((size,), len(sample_Sd) // size)
+                    counts_K = torch.full((size,), len(start_Sd) // size)
                 centroids_Kd = kmeans.minibatch(
-                    units_Nd, start_Kd, counts_K, steps, batch_size, generator, assign=assign, what=what
+                    units_Sd, start_Kd, counts_K, steps, batch_size, generator, assign=assign, what=what
                 )
-        codes_N, lengths_N = encode_level_(units_Nd, centroids_Kd)
+        codes_S, lengths_S = encode_level_(units_Sd, centroids_Kd)
         codebooks.append(centroids_Kd.numpy())
-        codes.append(codes_N.numpy())
-        lengths.append(lengths_N.numpy())
+        codes.append(codes_S.numpy())
+        lengths.append(lengths_S.numpy())
+    if len(rows_S) < vectors.items:
+        return codebooks, *encode_batches(vectors, codebooks)
     return codebooks, np.stack(codes, axis=1), np.stack(lengths, axis=1)
 
 

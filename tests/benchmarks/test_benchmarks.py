@@ -67,6 +67,43 @@ def test_the_exponent_of_growth_is_that_of_the_two_largest_sizes(monkeypatch):
     assert growth.exponent(rows, "megabytes") == 0.0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
+def test_growth_counts_what_a_part_holds_at_most_and_not_what_its_inputs_held(monkeypatch, tmp_path):
+    growth = load("growth", monkeypatch)
+
+    def part(items, folder):
+        inputs = bytearray(b"1") * (items << 20)
+        del inputs
+        return lambda: len(bytearray(b"1") * (40 << 20)), {"fact": 1}
+
+    found = growth.measure(part, 200, tmp_path)
+    assert found["fact"] == 1
+    assert 38 <= found["megabytes"] < 60
+
+
+def test_growth_is_drawn_from_what_is_recorded_alone(monkeypatch, tmp_path):
+    every = load("all", monkeypatch)
+    for name in ("RECORDS", "PAGE", "PLOT"):
+        monkeypatch.setattr(every, name, tmp_path / {"PLOT": "growth.svg"}.get(name, name))
+    every.PAGE.write_text(f"{every.BEGIN}\n{every.END}\n", encoding="utf-8")
+    sizes = [
+        {"stage": stage, "items": n, "seconds": n**power / 1e4, "megabytes": 7.0}
+        for stage, power in (("embed", 1.0), ("quantize", 1.25))
+        for n in (10**4, 10**5)
+    ]
+    line = json.dumps(record("growth", 0.95) | {"sizes": sizes})
+    done = subprocess.CompletedProcess([], 0, stdout=f"a table\n{line}\n")
+    monkeypatch.setattr(every.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(every, "used_by_others", lambda: 0.0)
+    for arguments in (["--quick"], []):
+        monkeypatch.setattr(sys, "argv", ["all.py", *arguments, "growth"])
+        assert not every.PLOT.exists()
+        assert every.main() == 0
+    drawn = every.PLOT.read_text(encoding="utf-8")
+    assert all(f"<!-- {label} -->" in drawn for label in ("embed: N^1.00", "quantize: N^1.25", "quantize: N^0.00"))
+    assert "](growth.svg)" in every.PAGE.read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_the_gpu_script_runs_in_its_tiny_form_without_a_gpu(tmp_path):
     environment = os.environ | {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}

@@ -6,20 +6,23 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from sidgraft import artifacts, quantizers
+from sidgraft import artifacts, kmeans, quality, quantizers, residual
 from sidgraft.sids import codes_array
 from sidgraft.stages.quantize import quantize
 
 SMALL = {"codebook_size": 8, "dedup_size": 64, "levels": 2, "steps": 30, "batch_size": 64}
 
 
-def write_embeddings(path, item_ids, vectors, dtype=np.float32):
+def write_embeddings(path, item_ids, vectors, dtype=np.float32, *, row_group=None):
     values = pa.array(np.ascontiguousarray(vectors, dtype).ravel())
     column = pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
+    table = pa.table({"item_id": pa.array(item_ids), "embedding": column})
     with artifacts.create(path, "item_embeddings/v1", stage="embed", arguments={}) as draft:
-        draft.write_table("embeddings.parquet", pa.table({"item_id": pa.array(item_ids), "embedding": column}))
+        options = {"row_group_size": row_group, "use_dictionary": False, "compression": "none"}
+        pq.write_table(table, draft.path / "embeddings.parquet", **options)
     return path
 
 
@@ -208,3 +211,143 @@ def test_ids_are_the_same_in_other_processes_with_other_threads_and_hash_seeds(t
         environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
         subprocess.run([sys.executable, "-c", program, name], cwd=tmp_path, env=environment, check=True)
     assert read(tmp_path / "one")[0].digest == read(tmp_path / "two")[0].digest
+
+
+# In batches
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """37 items a batch (of width 16), and samples that are smaller than the catalog of 500."""
+    monkeypatch.setattr(kmeans, "SCORES_PER_CHUNK", 37 * 16)
+    monkeypatch.setattr(kmeans, "MOST", 20)
+    monkeypatch.setattr(quality, "AMONG", 120)
+    monkeypatch.setattr(quantizers, "PCA_ITEMS", 200)
+
+
+def encode_plainly(vectors, codebooks):
+    """METHOD 4 for the whole matrix in float64: codes, residual lengths, and, of mean lengths, what codes stand for."""
+    rest, codes, lengths, decoded, scale = vectors.astype(np.float64), [], [], 0.0, 1.0
+    for level, book in enumerate(codebooks):
+        norms = np.linalg.norm(rest, axis=1, keepdims=True)
+        norms[norms <= (1e-6 if level else 0.0)] = np.inf
+        distances = ((rest[:, None] / norms[:, None] - book.astype(np.float64)) ** 2).sum(axis=2)
+        codes.append((distances <= distances.min(axis=1, keepdims=True) + 1e-12).argmax(axis=1))
+        rest = rest / norms - book[codes[-1]]
+        lengths.append(np.linalg.norm(rest, axis=1))
+        decoded = decoded + scale * book[codes[-1]].astype(np.float64)
+        scale *= lengths[-1].mean()
+    return np.stack(codes, axis=1), np.stack(lengths, axis=1), decoded
+
+
+def ten_nearest(queries, units):
+    """The ten rows of the unit vectors nearest by cosine to each query, which stands for the row of its number."""
+    cosines = queries @ units.T
+    np.fill_diagonal(cosines, -np.inf)
+    return np.argsort(-cosines, axis=1)[:, :10]
+
+
+def test_sampled_in_batches_is_the_fit_to_the_sample_and_plain_codes_for_all(tmp_path, items, small_batches):
+    """Against NumPy on the whole matrix, for files in any order and in any row groups."""
+    ids, vectors = items
+    settings = SMALL | {"fit": "sampled", "dedup_size": 200}
+    shuffle = np.random.default_rng(1).permutation(500)
+    found = []
+    for name, order, row_group in (("whole", np.arange(500), None), ("parts", shuffle, 64), ("rows", shuffle[::-1], 1)):
+        file_ids = [ids[i] for i in order]
+        write_embeddings(tmp_path / name, file_ids, vectors[order], np.float16, row_group=row_group)
+        quantize(str(tmp_path / name), str(tmp_path / f"{name}-ids"), **settings)
+        artifact, item_ids, codes = read(tmp_path / f"{name}-ids")
+        assert item_ids == file_ids
+        tensors = (artifact.path / "codebooks.safetensors").read_bytes()
+        found.append((codes[np.argsort(order)], tensors, artifact.read_json("quality.json")))
+    codes, tensors, figures = found[0]
+    for others in found[1:]:
+        assert np.array_equal(others[0], codes)
+        assert others[1:] == (tensors, figures)
+
+    stored = vectors.astype(np.float16).astype(np.float32)
+    sample = np.sort(np.random.default_rng(0).permutation(500)[: 20 * 8])
+    codebooks = quantizers.load(artifact).codebooks
+    expected_books = residual.fit_residual(stored[sample], [8, 8], fit="sampled")[0]
+    assert all(np.array_equal(a, b) for a, b in zip(codebooks, expected_books, strict=True))
+    plain, lengths, decoded = encode_plainly(stored, codebooks)
+    assert np.array_equal(codes[:, :2], plain)
+    assert [row["mse"] for row in figures["levels"]] == pytest.approx((lengths**2).mean(axis=0).tolist(), rel=1e-6)
+    unit = stored / np.linalg.norm(stored.astype(float), axis=1, keepdims=True)
+    errors = ((unit - decoded) ** 2).sum(axis=1)
+    assert figures["relative_squared_error"] == pytest.approx(errors.mean(), rel=1e-6)
+
+    # neighbours: among a sample of its own, all of which is asked for
+    among = np.sort(np.random.default_rng((0, 1)).permutation(500)[:120])
+    near = ten_nearest(unit[among], unit[among])
+    around = ten_nearest(decoded[among], unit[among])
+    kept = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(near, around, strict=True)])
+    assert figures["neighbours_kept"] == pytest.approx(kept, abs=0.005)  # equal items tie
+    same = plain[among][near, 0] == plain[among][:, None, 0]
+    assert figures["levels"][0]["prefix_neighbours"] == pytest.approx(same.mean(), abs=0.005)
+
+
+@pytest.mark.parametrize("change", [
+    {"fit": "minibatch"}, {"fit": "lloyd"}, {"fit": "balanced"}, {"fit": "sampled", "dim": 6, "reduction": "pca"},
+    {"fit": "minibatch", "dim": 5}, {"method": "rq-vae", "hidden": "16", "code_dim": 4, "epochs": 2},
+])  # fmt: skip
+def test_row_groups_and_order_change_no_code_of_any_fit(tmp_path, items, small_batches, change):
+    ids, vectors = items
+    shuffle = np.random.default_rng(1).permutation(500)
+    settings = SMALL | {"dedup_size": 500} | change
+    write_embeddings(tmp_path / "e", ids, vectors)
+    write_embeddings(tmp_path / "parts", [ids[i] for i in shuffle], vectors[shuffle], row_group=64)
+    quantize(str(tmp_path / "e"), str(tmp_path / "s"), **settings)
+    quantize(str(tmp_path / "parts"), str(tmp_path / "t"), **settings)
+    (a, _, codes), (b, _, shuffled) = read(tmp_path / "s"), read(tmp_path / "t")
+    assert np.array_equal(codes[shuffle], shuffled)
+    assert (a.path / "codebooks.safetensors").read_bytes() == (b.path / "codebooks.safetensors").read_bytes()
+    assert np.array_equal(quantizers.load(b).encode(vectors), codes[:, :2])
+
+
+def test_the_first_bad_item_by_id_is_named_wherever_its_batch_is_and_ids_repeat_across_batches(
+    tmp_path, items, small_batches
+):
+    ids, vectors = items
+    bad = vectors[::-1].copy()
+    bad[499 - 7, 15] = np.nan  # the last batch
+    bad[499 - 450, 0] = np.inf
+    write_embeddings(tmp_path / "e", ids[::-1], bad, row_group=64)
+    with pytest.raises(ValueError, match="2 embeddings hold NaN or infinity, such as that of item 'i0007'"):
+        quantize(str(tmp_path / "e"), str(tmp_path / "s"), **SMALL)
+    write_embeddings(tmp_path / "f", [*ids[:-2], ids[0], ids[3]], vectors, row_group=64)
+    with pytest.raises(ValueError, match="repeats 2 item_ids"):
+        quantize(str(tmp_path / "f"), str(tmp_path / "s"), **SMALL)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["e", "f"]
+
+
+PEAK = """
+import pathlib, sys
+from sidgraft import quality
+from sidgraft.stages.quantize import quantize
+quality.AMONG = 2000  # so that the fit decides the peak
+quantize(sys.argv[1], sys.argv[2], codebook_size=16, levels=2, dedup_size=10**6, fit=sys.argv[3], steps=50)
+status = pathlib.Path("/proc/self/status").read_text().splitlines()
+print(next(line.split()[1] for line in status if line.startswith("VmHWM:")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+def test_memory_does_not_grow_with_the_vectors_of_a_sampled_fit_and_holds_them_once_in_the_others(tmp_path):
+    """Peaks of processes of their own, for 60 and 240 thousand items of width 512, all in one row group."""
+    width, sizes, peaks = 512, (60_000, 240_000), {}
+    rng = np.random.default_rng(0)
+    for n in sizes:
+        kinds = rng.standard_normal((200, width), np.float32)
+        vectors = kinds[rng.integers(200, size=n)] + rng.standard_normal((n, width), np.float32)
+        write_embeddings(tmp_path / f"e{n}", [f"i{i:06d}" for i in range(n)], vectors, np.float16)
+        for fit in ("sampled", "minibatch"):
+            command = [sys.executable, "-c", PEAK, str(tmp_path / f"e{n}"), str(tmp_path / f"s{n}"), fit]
+            out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            peaks[fit, n] = int(out.split()[-1]) * 1024
+    more = sizes[1] - sizes[0]
+    grown = {fit: (peaks[fit, sizes[1]] - peaks[fit, sizes[0]]) / more for fit in ("sampled", "minibatch")}
+    assert grown["sampled"] < 300  # bytes an item: ids, codes and figures; its vector has 1024 bytes in the file
+    assert 4 * width * 0.8 < grown["minibatch"] < 4 * width + 500  # the vector once as float32, which the check sees

@@ -290,6 +290,11 @@ def test_neighbours_against_the_full_cosine_matrix(monkeypatch):
     assert 0.1 < kept < 0.9
     assert found[1] == pytest.approx(prefix)
     assert quality.neighbours_kept(x, x, x, codes, seed=0)[0] == 1.0
+    monkeypatch.setattr(quality, "AMONG", 90)
+    rows = quality.among(150, seed=0)
+    fewer = quality.neighbours_kept(x, x, decoded, codes, seed=0)
+    assert fewer == quality.neighbours_kept(x[rows], x[rows], decoded[rows], codes[rows], seed=0)
+    assert fewer != found
     assert quality.neighbours_kept(x[:1], x[:1], x[:1], codes[:1], seed=0) == (1.0, [1.0, 1.0])
 
 

@@ -1,11 +1,12 @@
 """Quantize item embeddings into unique Semantic IDs. Run: sidgraft quantize --help.
 
 Shapes: N items · L semantic levels · D width of the embeddings · d of what is quantized · K codes of a level ·
-C width of an RQ-VAE's codes.
+B items of a batch · M items that neighbours are looked for among · C width of an RQ-VAE's codes.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from sidgraft import artifacts, continuity, quality, quantizers, residual, rqvae
 from sidgraft.bundles import Bundle, open_version
 from sidgraft.checks import not_negative, one_of, positive, widths
 from sidgraft.continuity import Issued
+from sidgraft.embeddings import in_item_order
 from sidgraft.quantizers import Quantizer
+from sidgraft.vectors import Vectors, sample_rows
 
 
 def quantize(
@@ -50,6 +53,10 @@ def quantize(
     previous: str = "",
 ) -> dict[str, Any]:
     """Quantize the embeddings by residual k-means or an RQ-VAE and give every item a unique Semantic ID.
+
+    The embeddings are read in batches. With fit=sampled memory holds 256 vectors a code, whatever the catalog, and some
+    200 bytes an item for ids, codes and figures; the other fits hold all vectors once as float32, an RQ-VAE up to four
+    times. PCA is fitted to, and neighbours are looked for among, at most 50,000 items, drawn by the seed.
 
     Args:
         item_embeddings: Directory of the item_embeddings artifact.
@@ -111,22 +118,20 @@ def quantize(
     last = _last(previous, sizes) if previous else None
     arguments["previous"] = last.version if last else ""
     embeddings = artifacts.load(item_embeddings, "item_embeddings/v1")
-    table = embeddings.read_table("embeddings.parquet")
     # Everything is computed in item_id order, so that the order of the input does not change any code.
-    order_N = pc.sort_indices(table["item_id"]).to_numpy()
-    item_ids = table["item_id"].take(order_N).combine_chunks()
-    vectors_ND = _vectors(table)
-    if not np.array_equal(order_N, np.arange(len(order_N))):
-        vectors_ND = vectors_ND[order_N]
-    _check(item_ids, vectors_ND, dim, reduction)
+    item_ids, rows_N, vectors = in_item_order(embeddings)
+    _check(item_ids, vectors, dim, reduction)
 
-    width = min(dim or vectors_ND.shape[1], vectors_ND.shape[1])
-    mean_D, components_Dd = quantizers.fit_pca(vectors_ND, dim) if dim and reduction == "pca" else (None, None)
-    reduced_Nd = quantizers.reduce(vectors_ND, width, mean_D, components_Dd)
+    width = min(dim or vectors.width, vectors.width)
+    mean_D, components_Dd = None, None
+    if dim and reduction == "pca":
+        pca_rows = sample_rows(vectors.items, quantizers.PCA_ITEMS, seed)
+        mean_D, components_Dd = quantizers.fit_pca(vectors.take(pca_rows), dim)
+    reduced = vectors.changed(partial(quantizers.reduce, dim=width, mean_D=mean_D, components_Dd=components_Dd), width)
     record: dict[str, Any] = {}
     if method == "residual-kmeans":
         settings = {"fit": fit, "steps": steps, "batch_size": batch_size, "max_iterations": max_iterations}
-        codebooks, codes_NL, lengths_NL = residual.fit_residual(reduced_Nd, sizes, **settings, seed=seed)
+        codebooks, codes_NL, lengths_NL = residual.fit_residual(reduced, sizes, **settings, seed=seed)
         mean_lengths = lengths_NL.mean(axis=0)
         quantizer = Quantizer(codebooks, [*sizes, dedup_size], mean_D, components_Dd, mean_lengths=mean_lengths)
     else:
@@ -143,6 +148,7 @@ def quantize(
             "patience": patience,
             "tolerance": tolerance,
         }
+        reduced_Nd = reduced.take(np.arange(reduced.items))
         network, record = rqvae.fit(reduced_Nd, sizes, **settings, seed=seed)
         codes_NL, lengths_NM = network.encode(reduced_Nd)
         lengths_NL = rqvae.relative_lengths(lengths_NM)
@@ -156,19 +162,14 @@ def quantize(
         quantizer = quantizer.renumbered(numbers)
         codes_NL = np.stack([number_K[codes_NL[:, level]] for level, number_K in enumerate(numbers)], axis=1)
     codes = quantizers.deduplicate(codes_NL, dedup_size)
-    decoded_Nd = quantizer.decode(codes_NL)
-    error = quality.relative_squared_error(reduced_Nd, decoded_Nd)
-    kept = quality.neighbours_kept(vectors_ND, reduced_Nd, decoded_Nd, codes_NL, seed)
-    figures = quality.quality(codes, lengths_NL, quantizer.sizes, error, kept)
-    first = quality.first_code_error(reduced_Nd, quantizer.centroids[0], codes_NL[:, 0])
-    at_fit = {"relative_squared_error": error, "first_code_error": first}
+    at_fit = _errors(reduced, quantizer, codes_NL)
+    kept = _neighbours_kept(vectors, quantizer, codes_NL, seed)
+    figures = quality.quality(codes, lengths_NL, quantizer.sizes, at_fit["relative_squared_error"], kept)
     quality.check_quality(figures, max_collision_rate, min_utilisation)
 
     summary = quality.summary(figures, items=len(item_ids), dim=width)
     for level, kept_K in enumerate(goes_on.get("kept", [])):
         summary[f"kept_codes_level_{level}"] = sum(kept_K)
-    in_input_order = np.empty_like(codes)
-    in_input_order[order_N] = codes
     with artifacts.create(
         out,
         "semantic_ids/v1",
@@ -176,11 +177,11 @@ def quantize(
         arguments=arguments,
         inputs={"item_embeddings": embeddings},
     ) as draft:
-        draft.write_table("semantic_ids.parquet", _table(table["item_id"], in_input_order))
+        draft.write_table("semantic_ids.parquet", _table(item_ids.take(rows_N), codes[rows_N]))
         save_file(quantizer.tensors(), draft.path / quantizers.CODEBOOKS)
         draft.write_json(
             quantizers.DESCRIPTION,
-            _description(method, quantizer, vectors_ND.shape[1], reduction, {**settings, "seed": seed}, at_fit),
+            _description(method, quantizer, vectors.width, reduction, {**settings, "seed": seed}, at_fit),
         )
         draft.write_json("quality.json", figures | {"definitions": quality.DEFINITIONS})
         if record:
@@ -221,34 +222,49 @@ def _numbers(
     return numbers, {"version": last.version, "kept": kept, "overlap": rounded}
 
 
-def _vectors(table: pa.Table) -> np.ndarray:
-    column = table["embedding"].combine_chunks()
-    return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
-
-
-def _check(item_ids: pa.Array, vectors_ND: np.ndarray, dim: int, reduction: str) -> None:
-    """Raise ValueError for repeated ids, vectors that are not finite, and more components than there are dimensions."""
+def _check(item_ids: pa.Array, vectors: Vectors, dim: int, reduction: str) -> None:
+    """Raise ValueError for repeated ids, more components than there are dimensions, and vectors that are not finite."""
     if len(item_ids) == 0:
         raise ValueError("item_embeddings has no items: run `sidgraft embed` on a catalog that has some.")
     repeated = len(item_ids) - pc.count_distinct(item_ids).as_py()
     if repeated:
         raise ValueError(f"item_embeddings repeats {repeated} item_ids: give every item one row.")
-    bad = np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))
-    if len(bad):
-        raise ValueError(
-            f"{len(bad)} embeddings hold NaN or infinity, such as that of item {item_ids[int(bad[0])].as_py()!r}:"
-            " embed these items again."
-        )
     if dim < 0:
         raise ValueError(f"dim={dim}, expected 0 (keep all) or more.")
-    if reduction == "pca" and dim > vectors_ND.shape[1]:
+    if reduction == "pca" and dim > vectors.width:
         raise ValueError(
-            f"dim={dim}, expected 0 (keep all) up to {vectors_ND.shape[1]}, the width of the embeddings, with"
-            " reduction=pca."
+            f"dim={dim}, expected 0 (keep all) up to {vectors.width}, the width of the embeddings, with reduction=pca."
+        )
+    bad = np.concatenate([rows_B[~np.isfinite(batch_BD).all(axis=1)] for rows_B, batch_BD in vectors.batches()])
+    if len(bad):
+        raise ValueError(
+            f"{len(bad)} embeddings hold NaN or infinity, such as that of item {item_ids[int(bad.min())].as_py()!r}:"
+            " embed these items again."
         )
 
 
-def _table(item_ids: pa.ChunkedArray, codes: np.ndarray) -> pa.Table:
+def _errors(reduced: Vectors, quantizer: Quantizer, codes_NL: np.ndarray) -> dict[str, float]:
+    """`quality.relative_squared_error` and `quality.first_code_error` in one pass, summed in item_id order."""
+    errors_N2 = np.empty((reduced.items, 2))
+    for rows_B, reduced_Bd in reduced.batches():
+        codes_BL = codes_NL[rows_B]
+        errors_N2[rows_B, 0] = quality.squared_errors(reduced_Bd, quantizer.decode(codes_BL))
+        errors_N2[rows_B, 1] = quality.squared_errors(reduced_Bd, quantizer.centroids[0][codes_BL[:, 0]])
+    relative, first = errors_N2.mean(axis=0).tolist()
+    return {"relative_squared_error": relative, "first_code_error": first}
+
+
+def _neighbours_kept(
+    vectors: Vectors, quantizer: Quantizer, codes_NL: np.ndarray, seed: int
+) -> tuple[float, list[float]]:
+    """`quality.neighbours_kept`, of which only the vectors that it looks among are read."""
+    rows_M = quality.among(vectors.items, seed)
+    vectors_MD, codes_ML = vectors.take(rows_M), codes_NL[rows_M]
+    decoded_Md = quantizer.decode(codes_ML)
+    return quality.neighbours_kept(vectors_MD, quantizer.reduced(vectors_MD), decoded_Md, codes_ML, seed)
+
+
+def _table(item_ids: pa.Array, codes: np.ndarray) -> pa.Table:
     offsets = pa.array(np.arange(len(codes) + 1, dtype=np.int32) * codes.shape[1], pa.int32())
     lists = pa.ListArray.from_arrays(offsets, pa.array(codes.astype(np.int32).ravel()))
     return pa.table({"item_id": item_ids, "codes": lists})
