@@ -350,4 +350,4 @@ def test_memory_does_not_grow_with_the_vectors_of_a_sampled_fit_and_holds_them_o
     more = sizes[1] - sizes[0]
     grown = {fit: (peaks[fit, sizes[1]] - peaks[fit, sizes[0]]) / more for fit in ("sampled", "minibatch")}
     assert grown["sampled"] < 300  # bytes an item: ids, codes and figures; its vector has 1024 bytes in the file
-    assert 4 * width * 0.8 < grown["minibatch"] < 4 * width + 500  # the vector once as float32, which the check sees
+    assert 0.8 < grown["minibatch"] / (4 * width) < 1.5  # the vector once as float32: the check would see it
