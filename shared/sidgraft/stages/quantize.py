@@ -54,9 +54,9 @@ def quantize(
 ) -> dict[str, Any]:
     """Quantize the embeddings by residual k-means or an RQ-VAE and give every item a unique Semantic ID.
 
-    The embeddings are read in batches. With fit=sampled memory holds 256 vectors a code, whatever the catalog, and under
-    200 bytes an item for ids, codes and figures; the other fits hold all vectors once as float32, an RQ-VAE up to four
-    times. PCA is fitted to, and neighbours are looked for among, at most 50,000 items, drawn by the seed.
+    The embeddings are read in batches. With fit=sampled memory holds 256 vectors a code, whatever the catalog, and
+    under 200 bytes an item for ids, codes and figures; the other fits hold all vectors once as float32, an RQ-VAE up to
+    four times. PCA is fitted to, and neighbours are looked for among, at most 50,000 items, drawn by the seed.
 
     Args:
         item_embeddings: Directory of the item_embeddings artifact.
