@@ -66,7 +66,7 @@ def nearest_neighbours(
 
 
 def among(items: int, seed: int) -> np.ndarray:
-    """The rows, AMONG of so many items at most, that neighbours are looked for among; drawn apart from a fit's sample."""
+    """The rows, at most AMONG, that neighbours are looked for among; drawn apart from the sample of a fit."""
     return sample_rows(items, AMONG, seed, 1)
 
 
