@@ -3,6 +3,9 @@
 They are written to a directory. Where the run keeps them in an object store, that is a directory of the cache, and each
 is uploaded when it is whole here: RUN/checkpoint-STEP, and beside it, in RUN/beside-STEP, what else the run needs to go
 on (the best weights so far, rows kept for a depth sweep), sent again only when it has changed.
+
+Of several machines each writes a part of a checkpoint into its own cache: those but the first send theirs to
+RUN/part-STEP-MACHINE before the first makes the checkpoint whole, and each brings all parts of one back.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,7 +26,8 @@ from sidgraft.progress import say
 
 WHOLE = "whole.json"  # written last, by one rename: a checkpoint without it is cut short
 RUNNING = "running.txt"  # in the run's folder in the store: written first, so that a refusal is known at once
-BESIDE, FILES = "beside", "files"  # in it, of a checkpoint that is uploaded: the folder beside it; names and sizes
+# In it, of a checkpoint that is uploaded: the folder beside it; those of the other machines' parts; names and sizes.
+BESIDE, PARTS, FILES = "beside", "parts", "files"
 PASSING = (".partial", ".old")  # endings of what is being written or replaced
 
 
@@ -53,12 +57,14 @@ class Checkpoints(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         distributed.barrier()
+        written = self.directory / f"checkpoint-{state.global_step}"
+        parts = self._send_parts(written) if self.remote else {}
         if distributed.rank() == 0:
-            written = self.directory / f"checkpoint-{state.global_step}"
             beside = self._beside() if self.remote else {}
             if beside != self.sent:
                 self.beside = f"{BESIDE}-{state.global_step}"
-            about = {BESIDE: self.beside, FILES: sizes(written)} if self.remote else {}
+            files = sizes(written) | {name: size for part in parts.values() for name, size in part.items()}
+            about = {BESIDE: self.beside, PARTS: sorted(parts), FILES: files} if self.remote else {}
             draft = written / f".{WHOLE}"
             draft.write_text(json.dumps(self.made_for | about, indent=1) + "\n", encoding="utf-8")
             os.replace(draft, written / WHOLE)
@@ -66,21 +72,30 @@ class Checkpoints(TrainerCallback):
                 if step != state.global_step:
                     shutil.rmtree(path)
             if self.remote:
-                self._upload(written, beside)
+                self._upload(written, beside, parts)
         self.saved = time.monotonic()
 
     def last(self) -> str | None:
         """The newest whole checkpoint; removes those cut short. Raises ValueError when it was made for another run.
 
         One in the store that is newer than those here is brought here, all of it checked. One that is damaged there is
-        passed over where an older one is whole, else a StorageError.
+        passed over where an older one is whole, else a StorageError. Of several machines each brings it from the store,
+        whatever is here: that is a part of it alone.
         """
-        if distributed.rank() == 0:
+        apart = bool(self.remote) and not distributed.on_one_machine()
+        if distributed.rank() == 0 or (apart and distributed.leads_machine()):
             remove_unfinished(self.directory)
+            for path in found(self.directory).values() if apart else ():
+                shutil.rmtree(path)
             if self.remote:
                 self._fetch_newest()
         distributed.barrier()
         checkpoints = found(self.directory)
+        if apart and len(steps := set(distributed.gather(max(checkpoints, default=-1)))) > 1:
+            raise storage.StorageError(
+                f"the machines found different checkpoints under {self.remote}, at the steps {sorted(steps)}: start"
+                " the run again."
+            )
         if not checkpoints:
             return None
         step, path = max(checkpoints.items())
@@ -107,21 +122,33 @@ class Checkpoints(TrainerCallback):
         facts = {file.relative_to(self.directory).as_posix(): file.stat() for file in sorted(files) if file.is_file()}
         return {name: (fact.st_size, fact.st_mtime_ns) for name, fact in facts.items()}
 
-    def _upload(self, written: Path, beside: dict[str, tuple[int, int]]) -> None:
+    def _send_parts(self, written: Path) -> dict[str, dict[str, int]]:
+        """Send what each machine but the first has written; return the folders in the store, each with its files.
+
+        The first machine's own are not among them. On the others nothing is left: alone it is of no use.
+        """
+        if distributed.on_one_machine():
+            return {}
+        part: dict[str, dict[str, int]] = {}
+        if distributed.machine() > 0 and distributed.leads_machine():
+            name = f"part-{_step(written.name)}-{distributed.machine()}"
+            with _keeping(written.name):
+                storage.upload(written, f"{self.remote}/{name}")
+            part = {name: sizes(written)}
+            for path in found(self.directory).values():  # with the one that this run went on from
+                shutil.rmtree(path)
+        return {name: files for sent in distributed.gather(part) for name, files in sent.items()}
+
+    def _upload(self, written: Path, beside: dict[str, tuple[int, int]], parts: Mapping[str, Any]) -> None:
         """Upload a checkpoint that is whole, `whole.json` last; only then remove what it replaces."""
-        try:
+        with _keeping(written.name):
             if beside != self.sent:
                 for name in dict.fromkeys(name.partition("/")[0] for name in beside):
                     storage.upload(self.directory / name, f"{self.remote}/{self.beside}/{name}")
                 self.sent = beside
             storage.upload(written, f"{self.remote}/{written.name}", last=WHOLE)
-            for name in self._in_store().keys() - {written.name, self.beside, RUNNING}:
+            for name in self._in_store().keys() - {written.name, self.beside, *parts, RUNNING}:
                 storage.delete(f"{self.remote}/{name}")
-        except storage.StorageError as error:
-            raise storage.StorageError(
-                f"the checkpoint {written.name} could not be kept in the store: {error} An older one there is still"
-                " whole. Give the same command again: it goes on from the last whole checkpoint."
-            ) from error
 
     def _in_store(self) -> dict[str, list[str]]:
         """The folders of the run in the store, each with the names of its files."""
@@ -156,11 +183,14 @@ class Checkpoints(TrainerCallback):
 
     def _fetch(self, place: str, facts: dict[str, Any]) -> storage.StorageError | None:
         """Bring a checkpoint here, what lies beside it first, so that what looks whole is; return what is wrong."""
-        beside, arrived = (self.directory / f".{name}.partial" for name in (BESIDE, "checkpoint"))
+        beside, arrived, part = (self.directory / f".{name}.partial" for name in (BESIDE, "checkpoint", "part"))
         try:
             if facts.get(BESIDE):
                 storage.download(f"{self.remote}/{facts[BESIDE]}", beside)
             storage.download(place, arrived)
+            for name in facts.get(PARTS, ()):
+                storage.download(f"{self.remote}/{name}", part)
+                shutil.copytree(part, arrived, dirs_exist_ok=True, copy_function=os.replace)
             if sizes(arrived) != facts.get(FILES):
                 raise storage.StorageError(f"{place} does not hold the files that its {WHOLE} names.")
             for entry in beside.iterdir() if beside.is_dir() else ():
@@ -171,8 +201,20 @@ class Checkpoints(TrainerCallback):
         except storage.StorageError as error:
             return error
         finally:
-            for folder in (beside, arrived):
+            for folder in (beside, arrived, part):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _keeping(checkpoint: str) -> Iterator[None]:
+    """Say of an upload that fails what is left, and what to do."""
+    try:
+        yield
+    except storage.StorageError as error:
+        raise storage.StorageError(
+            f"the checkpoint {checkpoint} could not be kept in the store: {error} An older one there is still whole."
+            " Give the same command again: it goes on from the last whole checkpoint."
+        ) from error
 
 
 def sizes(checkpoint: Path) -> dict[str, int]:
@@ -217,21 +259,6 @@ def explain_failed_write(directory: Path, error: Exception) -> None:
     ) from error
 
 
-def kept_where(checkpoints: str) -> str:
-    """``checkpoints``, but empty for an object store where the processes run on several machines, and a sentence.
-
-    Each machine then holds a part of a checkpoint that the one which uploads does not see.
-    """
-    if storage.is_remote(checkpoints) and not distributed.on_one_machine():
-        if distributed.rank() == 0:
-            say(
-                f"no checkpoints are kept under {checkpoints}: each of the machines holds its own part. Give a"
-                " directory that all of them share."
-            )
-        return ""
-    return checkpoints
-
-
 def remote_place(checkpoints: str, name: str) -> str:
     """The folder of a run in the object store; empty where ``checkpoints`` is a directory of this machine, or none."""
     return f"{checkpoints.rstrip('/')}/{name}" if storage.is_remote(checkpoints) else ""
@@ -243,13 +270,15 @@ def working_directory(checkpoints: str, name: str, out: str) -> Iterator[Path]:
 
     It is removed when the body ends well; after an error or a kill the one under ``checkpoints`` stays, and the
     same run finds it again (``name`` holds the digest of its arguments and inputs). Of checkpoints in an object store
-    there is a directory in the cache, and a store that refuses them is known before anything is computed.
+    there is a directory in the cache, one for each machine, should they share it; a store that refuses them is known
+    before anything is computed.
     """
     remote = remote_place(checkpoints, name)
     if remote:
         if distributed.rank() == 0:
             storage.write_text(f"{remote}/{RUNNING}", name + "\n")
-        place = storage.cache_folder() / "checkpoints" / name
+        number = distributed.machine()
+        place = storage.cache_folder() / (f"checkpoints-{number}" if number else "checkpoints") / name
     else:
         beside = storage.cache_folder() / "training" / name if storage.is_remote(out) else Path(out)
         place = Path(checkpoints) / name if checkpoints else beside.parent / f".{beside.name}.training"
@@ -260,10 +289,10 @@ def working_directory(checkpoints: str, name: str, out: str) -> Iterator[Path]:
         if not checkpoints and distributed.rank() == 0:
             shutil.rmtree(place, ignore_errors=True)
         raise
-    if distributed.rank() == 0:  # the others end before it has read the weights
-        shutil.rmtree(place, ignore_errors=True)
-        if remote:
-            try:
-                storage.delete(remote)
-            except storage.StorageError as error:  # the result stands: what is left in the store is no failure
-                say(f"the checkpoints under {remote} were not removed: {error}")
+    if distributed.rank() == 0 or (remote and distributed.machine() and distributed.leads_machine()):
+        shutil.rmtree(place, ignore_errors=True)  # the others end before the first has read the weights
+    if distributed.rank() == 0 and remote:
+        try:
+            storage.delete(remote)
+        except storage.StorageError as error:  # the result stands: what is left in the store is no failure
+            say(f"the checkpoints under {remote} were not removed: {error}")

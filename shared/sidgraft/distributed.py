@@ -132,6 +132,16 @@ def on_one_machine() -> bool:
     return not is_launched() or int(os.environ.get("LOCAL_WORLD_SIZE", world())) == world()
 
 
+def machine() -> int:
+    """The number of this machine among those whose processes train together; that of the first process is 0."""
+    return int(os.environ.get("GROUP_RANK", 0)) if is_launched() else 0
+
+
+def leads_machine() -> bool:
+    """Whether this process is the first of its machine."""
+    return not is_launched() or int(os.environ["LOCAL_RANK"]) == 0
+
+
 def barrier() -> None:
     """Wait for all processes."""
     if world() > 1:

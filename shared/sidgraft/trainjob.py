@@ -72,8 +72,8 @@ def launch(
     ``inputs`` are directories of artifacts by parameter, ``settings`` the other arguments of the command;
     ``digest`` tells this work from other work of the same run. ``processes`` is the number on each node, 0 one for
     every GPU. Inputs and result pass through a folder under ``checkpoints``, which is removed at the end; the nodes
-    keep no checkpoints there, so a job that fails begins anew. Raises ValueError with the stage's own message, or
-    one that says what the cluster lacks; RuntimeError where the nodes gave no message.
+    keep their checkpoints there, so that a job which failed goes on when the task is tried again. Raises ValueError
+    with the stage's own message, or one that says what the cluster lacks; RuntimeError where the nodes gave no message.
     """
     if not storage.is_remote(checkpoints):
         raise ValueError(
@@ -86,7 +86,7 @@ def launch(
     result = out if storage.is_remote(out) else f"{place}/{PurePosixPath(out).name}"
     if not storage.exists(result):
         handed = {parameter: _handed_over(path, f"{place}/{parameter}") for parameter, path in inputs.items()}
-        arguments = handed | dict(settings) | {"out": result}
+        arguments = handed | dict(settings) | {"out": result, "checkpoints": checkpoints}
         command = ["torchrun", "-m", "sidgraft.cli", stage, *(flag(key, value) for key, value in arguments.items())]
         run_job(task, name, stage, command, nodes=nodes, processes=processes)
     if result != out:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from test_checkpoints import break_off, run, same_weights
 
-from sidgraft import checkpoints, storage
+from sidgraft import distributed, storage
 from sidgraft.checkpoints import WHOLE, Checkpoints, remote_place, working_directory
 from sidgraft.storage import StorageError
 
@@ -188,11 +188,113 @@ def test_where_a_run_is_kept():
     assert remote_place("/volume/checkpoints", "run") == remote_place("", "run") == ""
 
 
-def test_several_machines_keep_none_in_a_store_and_say_so(monkeypatch, capsys):
-    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
-        monkeypatch.setenv(name, value)
-    assert checkpoints.kept_where("s3://shop/run") == "s3://shop/run"
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert checkpoints.kept_where("s3://shop/run") == ""
-    assert "no checkpoints are kept under s3://shop/run" in capsys.readouterr().err
-    assert checkpoints.kept_where("/shared/run") == "/shared/run"
+class Machines:
+    """Two machines, whose first processes take turns: each hears what the others have said so far."""
+
+    def __init__(self, patch, tmp_path, remote):
+        self.patch, self.remote, self.said = patch, remote, {}
+        self.folders = [tmp_path / f"machine-{number}" for number in (0, 1)]
+        for folder in self.folders:
+            folder.mkdir()
+        self.saved = [Checkpoints(folder, FACTS, 10.0, remote) for folder in self.folders]
+        patch.setattr(distributed, "on_one_machine", lambda: False)
+
+    def become(self, number):
+        """Be the first process of a machine from now on."""
+
+        def gather(value):
+            self.said[number] = value
+            return list(self.said.values())
+
+        for name, value in (("rank", number), ("machine", number), ("leads_machine", True)):
+            self.patch.setattr(distributed, name, lambda value=value: value)
+        self.patch.setattr(distributed, "gather", gather)
+
+    def save(self, step):
+        """Both write their shard, the first what else there is; the last to come is the first machine."""
+        for number in (1, 0):
+            self.become(number)
+            written = self.folders[number] / f"checkpoint-{step}"
+            (written / "global_step").mkdir(parents=True)
+            (written / "global_step" / f"shard_{number}.pt").write_bytes(bytes([step, number]) * 50)
+            if number == 0:
+                (written / "trainer_state.json").write_text("{}")
+            self.saved[number].on_save(None, SimpleNamespace(global_step=step), None)
+        self.said.clear()
+
+    def last(self):
+        """What each finds, in a process of its own that was started anew."""
+        found = []
+        for number in (0, 1):
+            self.become(number)
+            found.append(Checkpoints(self.folders[number], FACTS, 10.0, self.remote).last())
+        self.said.clear()
+        return found
+
+
+@pytest.fixture
+def machines(store, tmp_path, monkeypatch):
+    return Machines(monkeypatch, tmp_path, f"{store.place}/run")
+
+
+def test_of_several_machines_each_sends_its_part_and_brings_all_of_them_back(machines):
+    for step in (5, 7):
+        machines.save(step)
+        assert names(machines.remote) == {
+            f"part-{step}-1/global_step/shard_1.pt", f"checkpoint-{step}/global_step/shard_0.pt",
+            f"checkpoint-{step}/trainer_state.json", f"checkpoint-{step}/{WHOLE}",
+        }  # fmt: skip
+        assert list(machines.folders[1].iterdir()) == []  # what it has sent
+    assert machines.last() == [str(folder / "checkpoint-7") for folder in machines.folders]
+    for folder in machines.folders:
+        assert {entry.name for entry in folder.iterdir()} == {"checkpoint-7"}
+        for number in (0, 1):
+            shard = folder / "checkpoint-7" / "global_step" / f"shard_{number}.pt"
+            assert shard.read_bytes() == bytes([7, number]) * 50
+    machines.save(9)
+    assert list(machines.folders[1].iterdir()) == []
+    assert {name.split("/")[0] for name in names(machines.remote)} == {"checkpoint-9", "part-9-1"}
+
+
+@pytest.mark.parametrize("lost", ["part-7-1", "checkpoint-7/whole.json"])
+def test_a_checkpoint_that_lacks_a_part_is_passed_over_by_all_machines(machines, store, monkeypatch, lost):
+    machines.save(5)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "delete", lambda uri: None)  # a kill before the older one was removed
+        machines.save(7)
+    storage.delete(f"{machines.remote}/{lost}")
+    assert machines.last() == [str(folder / "checkpoint-5") for folder in machines.folders]
+
+
+def test_machines_that_find_different_checkpoints_are_told(machines):
+    machines.save(5)
+    machines.said[0] = 7
+    machines.become(1)
+    with pytest.raises(
+        StorageError, match=r"different checkpoints under .* at the steps \[5, 7\]: start the run again"
+    ):
+        Checkpoints(machines.folders[1], FACTS, 10.0, machines.remote).last()
+
+
+def test_a_part_that_cannot_be_sent_is_told(machines, monkeypatch):
+    def refuse(path, uri, **_):
+        raise StorageError("no room.")
+
+    monkeypatch.setattr(storage, "upload", refuse)
+    with pytest.raises(StorageError, match=r"checkpoint-5 could not be kept in the store: no room\. An older one"):
+        machines.save(5)
+
+
+def test_machines_that_share_a_cache_keep_their_parts_apart(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    places = []
+    for number in (1, 0):
+        alone = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0}
+        for name, value in (alone | {"RANK": number, "GROUP_RANK": number}).items():
+            monkeypatch.setenv(name, str(value))
+        with working_directory(store.place, "run", str(tmp_path / "out")) as work:
+            places.append(work)
+        assert not work.exists()
+    assert len(set(places)) == 2
+    assert {remote_place(store.place, place.name) for place in places} == {f"{store.place}/run"}
+    assert names(store.place) == set()

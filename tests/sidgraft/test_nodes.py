@@ -6,9 +6,11 @@ Trainer's torch policy sets.
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import fake_kubernetes
@@ -53,7 +55,13 @@ def cluster(monkeypatch, tmp_path, store):
             command = [sys.executable, "-m", "torch.distributed.run", *trainer["command"][1:]]
             with (tmp_path / f"node-{number}.log").open("w") as log:  # a pipe that nobody reads would stop them
                 nodes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+        while fake.kill_at and all(node.poll() is None for node in nodes):
+            if any(fake.kill_at in uri for uri in storage.list_uris(store.place)):
+                break
+            time.sleep(0.05)
         for node in nodes:
+            if fake.kill_at:
+                node.kill()  # its processes end with it
             node.wait(timeout=400)
         logs = [(tmp_path / f"node-{number}.log").read_text() for number in range(len(nodes))]
         if any(node.returncode for node in nodes):
@@ -61,7 +69,7 @@ def cluster(monkeypatch, tmp_path, store):
         else:
             fake.set_status(name, fake_kubernetes.status("Complete", "done"))
 
-    fake.play = play
+    fake.play, fake.kill_at = play, ""
     monkeypatch.setenv(trainjob.POD, "task-1")
     monkeypatch.setattr(trainjob, "SERVICE_ACCOUNT", tmp_path)
     (tmp_path / "namespace").write_text(fake_kubernetes.NAMESPACE)
@@ -92,6 +100,35 @@ def test_two_nodes_give_the_curve_and_the_weights_of_one_process(cluster, store,
         torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-4, msg=name)
     assert len(cluster.deleted) == 1
     assert storage.list_uris(place) == []  # neither what was handed over nor checkpoints
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+def test_nodes_that_were_killed_go_on_from_the_last_checkpoint_when_the_task_is_tried_again(
+    cluster, store, shop, tmp_path, strategy
+):
+    """Each node holds a part of a checkpoint (of ZeRO-2 the optimizer's state) and loses it with its cache."""
+    if strategy != "ddp":
+        pytest.importorskip("deepspeed")
+    inputs = {name: shop[name] for name in INPUTS}
+    finetune(**inputs, out=str(tmp_path / "alone"), **SETTINGS)
+    spread = {"strategy": strategy, "nodes": 2, "checkpoints": f"{store.place}/checkpoints", "checkpoint_minutes": 0.0}
+    cluster.kill_at = "/checkpoint-8/whole.json"
+    with pytest.raises(RuntimeError, match="a node failed"):
+        finetune(**inputs, out=str(tmp_path / "spread"), **spread, **SETTINGS)
+    for number in (0, 1):
+        shutil.rmtree(tmp_path / f"node-{number}")
+    cluster.kill_at = ""
+    finetune(**inputs, out=str(tmp_path / "spread"), **spread, **SETTINGS)
+    assert "resuming from the checkpoint at step" in (tmp_path / "node-0.log").read_text()
+    logs = [json.loads((tmp_path / run / "training.json").read_text())["log"] for run in ("alone", "spread")]
+    assert [row.get("step") for row in logs[0]] == [row.get("step") for row in logs[1]]
+    for figure in ("loss", "recall@5"):
+        one, two = ([row[figure] for row in log if figure in row] for log in logs)
+        np.testing.assert_allclose(two, one, rtol=1e-4, err_msg=figure)
+    weights = [load_file(tmp_path / run / "model.safetensors") for run in ("alone", "spread")]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-4, msg=name)
+    assert storage.list_uris(store.place) == []
 
 
 def test_a_node_that_refuses_its_input_is_quoted(cluster, store, shop, tmp_path):

@@ -283,7 +283,7 @@ def test_inputs_go_through_the_store_and_the_result_comes_back(fake, store, tmp_
     (created,) = (job for _, kind, job in fake.history if kind == "ADDED")
     assert created["spec"]["trainer"]["command"] == [
         "torchrun", "-m", "sidgraft.cli", "finetune", f"--token-rows={place}/token_rows", "--catalog=s3://shop/catalog",
-        "--strategy=zero2", "--gradient-checkpointing", f"--out={place}/out",
+        "--strategy=zero2", "--gradient-checkpointing", f"--out={place}/out", "--checkpoints=s3://shop/checkpoints/",
     ]  # fmt: skip
     assert (tmp_path / "out" / "m").read_text() == "model"
     assert not store.exists(place)

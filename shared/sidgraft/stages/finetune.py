@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from sidgraft import adapters, artifacts, checks, corpora, distributed, objectives, trainjob
-from sidgraft.checkpoints import Checkpoints, kept_where, remote_place, working_directory
+from sidgraft.checkpoints import Checkpoints, remote_place, working_directory
 from sidgraft.mixtures import FollowEpochs, Mixture
 from sidgraft.models import load_grafted, made_for
 from sidgraft.precisions import DTYPES
@@ -111,8 +111,8 @@ def finetune(
         processes: Processes on this machine for these strategies; 0 starts one for every visible GPU. The batch
             size is that of all together.
         nodes: Machines to train on, in a task of Kubeflow Pipelines: more than one makes a TrainJob of Kubeflow Trainer
-            with as many processes on each, which shares files with the task through checkpoints, a place on s3://. Such
-            a job keeps no checkpoints: one that fails begins anew.
+            with as many processes on each, which shares files with the task through checkpoints, a place on s3://. A
+            job that fails goes on from the last of them when the task is tried again.
         checkpoints: Directory for resumable checkpoints, or a place on s3://; empty makes none.
         checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
         report_to: Where to log the curves while they grow: none, tensorboard (the events end up in the artifact's
@@ -155,7 +155,6 @@ def finetune(
         spread = {"nodes": nodes, "processes": processes, "checkpoints": checkpoints}
         trainjob.launch("finetune", paths, command, out, digest=digest, **spread)
         return dict(artifacts.load(out, "model/v1").metadata)
-    checkpoints = kept_where(checkpoints)
     # The checkpoints go when the artifact stands.
     with working_directory(checkpoints, f"finetune-{digest}", out) as work:
         if strategy != "none" and not distributed.is_launched():
