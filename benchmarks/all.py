@@ -116,7 +116,7 @@ def table(records: list[dict[str, Any]]) -> str:
         ]
         lines.append(
             f"- **{record['name']}** ({record['about']}): `{record['command']}` on {record['machine']},"
-            f" {record['threads']} threads. Equal: {facts[0]}. Roof: {facts[1]}."
+            f" threads: {record['threads']}. Equal: {facts[0]}. Roof: {facts[1]}."
         )
     if any("sizes" in record for record in records):
         lines.append(f"\n![Time and peak memory against items, with the exponents of growth]({PLOT.name})")

@@ -77,7 +77,7 @@ def main() -> None:
                     "sizes": [{k: r[k] for k in ("stage", "items", "seconds", "megabytes")} for r in rows],
                     "about": "inverse of the exponent of time between the two largest sizes",
                     "quick": args.quick,
-                    "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
+                    "threads": int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))),
                 }
             )
         )

@@ -99,7 +99,7 @@ def report(
                     "seconds": {k: round(v, 5) for k, v in seconds.items()},
                     "about": about,
                     "quick": args.quick,
-                    "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
+                    "threads": int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))),
                 }
             )
         )
