@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure import threads
 
 LARGEST = {
     "prepare": 10_000_000, "embed": 1_000_000, "quantize": 1_000_000, "assign": 10_000_000, "trie": 10_000_000,
@@ -77,7 +78,7 @@ def main() -> None:
                     "sizes": [{k: r[k] for k in ("stage", "items", "seconds", "megabytes")} for r in rows],
                     "about": "inverse of the exponent of time between the two largest sizes",
                     "quick": args.quick,
-                    "threads": int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))),
+                    "threads": threads(),
                 }
             )
         )

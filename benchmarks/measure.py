@@ -37,6 +37,11 @@ def medians(runs: Mapping[str, Callable[[], Any]], rounds: int, *, warm: bool = 
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
+def threads() -> int:
+    """Threads that this process computes with: of the processors that it may use, which can be fewer than there are."""
+    return int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0))))
+
+
 def flops_roof(dtype: Any) -> float:
     """Floating point operations a second of a large matrix product in ``dtype``, the best of a few."""
     import torch
@@ -99,7 +104,7 @@ def report(
                     "seconds": {k: round(v, 5) for k, v in seconds.items()},
                     "about": about,
                     "quick": args.quick,
-                    "threads": int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))),
+                    "threads": threads(),
                 }
             )
         )

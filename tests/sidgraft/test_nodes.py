@@ -80,6 +80,18 @@ def cluster(monkeypatch, tmp_path, store):
         yield fake
 
 
+def check_same_training(tmp_path):
+    """The curve and the weights of one process, alone, are those of the nodes, spread."""
+    logs = [json.loads((tmp_path / run / "training.json").read_text())["log"] for run in ("alone", "spread")]
+    assert [row.get("step") for row in logs[0]] == [row.get("step") for row in logs[1]]
+    for figure in ("loss", "recall@5"):
+        one, two = ([row[figure] for row in log if figure in row] for log in logs)
+        np.testing.assert_allclose(two, one, rtol=1e-4, err_msg=figure)
+    weights = [load_file(tmp_path / run / "model.safetensors") for run in ("alone", "spread")]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-4, msg=name)
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "zero2"])
 def test_two_nodes_give_the_curve_and_the_weights_of_one_process(cluster, store, shop, tmp_path, strategy):
     if strategy != "ddp":
@@ -91,13 +103,7 @@ def test_two_nodes_give_the_curve_and_the_weights_of_one_process(cluster, store,
     assert {key: alone[key] for key in ("users", "steps", "t_star")} == {
         k: spread[k] for k in ("users", "steps", "t_star")
     }
-    logs = [json.loads((tmp_path / run / "training.json").read_text())["log"] for run in ("alone", "spread")]
-    for figure in ("loss", "recall@5"):
-        one, two = ([row[figure] for row in log if figure in row] for log in logs)
-        np.testing.assert_allclose(two, one, rtol=1e-4, err_msg=figure)
-    weights = [load_file(tmp_path / run / "model.safetensors") for run in ("alone", "spread")]
-    for name, tensor in weights[0].items():
-        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-4, msg=name)
+    check_same_training(tmp_path)
     assert len(cluster.deleted) == 1
     assert storage.list_uris(place) == []  # neither what was handed over nor checkpoints
 
@@ -120,14 +126,7 @@ def test_nodes_that_were_killed_go_on_from_the_last_checkpoint_when_the_task_is_
     cluster.kill_at = ""
     finetune(**inputs, out=str(tmp_path / "spread"), **spread, **SETTINGS)
     assert "resuming from the checkpoint at step" in (tmp_path / "node-0.log").read_text()
-    logs = [json.loads((tmp_path / run / "training.json").read_text())["log"] for run in ("alone", "spread")]
-    assert [row.get("step") for row in logs[0]] == [row.get("step") for row in logs[1]]
-    for figure in ("loss", "recall@5"):
-        one, two = ([row[figure] for row in log if figure in row] for log in logs)
-        np.testing.assert_allclose(two, one, rtol=1e-4, err_msg=figure)
-    weights = [load_file(tmp_path / run / "model.safetensors") for run in ("alone", "spread")]
-    for name, tensor in weights[0].items():
-        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-4, msg=name)
+    check_same_training(tmp_path)
     assert storage.list_uris(store.place) == []
 
 
