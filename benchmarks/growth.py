@@ -12,7 +12,6 @@ import argparse
 import gc
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
