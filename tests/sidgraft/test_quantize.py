@@ -349,5 +349,6 @@ def test_memory_does_not_grow_with_the_vectors_of_a_sampled_fit_and_holds_them_o
             peaks[fit, n] = int(out.split()[-1]) * 1024
     more = sizes[1] - sizes[0]
     grown = {fit: (peaks[fit, sizes[1]] - peaks[fit, sizes[0]]) / more for fit in ("sampled", "minibatch")}
-    assert grown["sampled"] < 300  # bytes an item: ids, codes and figures; its vector has 1024 bytes in the file
+    # bytes an item: ids, codes and figures (200 to 350, by how malloc shares them out); its vector has 1024 in the file
+    assert grown["sampled"] < 700
     assert 0.8 < grown["minibatch"] / (4 * width) < 1.5  # the vector once as float32: the check would see it
