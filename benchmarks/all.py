@@ -2,7 +2,7 @@
 
 Each result is the JSON line that a benchmark prints last, kept in results.jsonl with the command and the machine; the
 table of RESULTS.md is rendered from that file, and growth.svg drawn. Only full runs on a quiet machine are kept: with
---quick, or where other processes use the processors, results are shown and not recorded. `make bench` runs this.
+--quick, or where other processes use the same processors, results are shown and not recorded. `make bench` runs this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES = (
 )  # fmt: skip
 RECORDS, PAGE, PLOT = HERE / "results.jsonl", HERE / "RESULTS.md", HERE / "growth.svg"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
-BUSY = 0.1  # of all processors' time, used by others: from there on nothing is recorded
+BUSY = 0.1  # of the time of the processors at hand, used by others: from there on nothing is recorded
 
 
 def main() -> int:
@@ -72,11 +72,13 @@ def read_records() -> list[dict[str, Any]]:
 
 
 def used_by_others() -> float:
-    """Share of all processors' time in use over a second in which this process sleeps."""
+    """Share of the time of the processors that this process may use, over a second in which it sleeps."""
+    mine = {f"cpu{n}" for n in os.sched_getaffinity(0)}
 
     def read() -> tuple[int, int]:
-        times = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        return sum(times), times[3] + times[4]
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        times = [[int(n) for n in fields[1:9]] for fields in lines if fields[0] in mine]
+        return sum(map(sum, times)), sum(each[3] + each[4] for each in times)
 
     (all_before, idle_before), _ = read(), time.sleep(1)
     all_after, idle_after = read()
