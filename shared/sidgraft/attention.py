@@ -1,21 +1,25 @@
 """Attention for packed rows and for beams, as an attention function that any transformers model can use.
 
 A packed row holds several sequences end to end, without padding, so that every linear layer works on real
-tokens only. Only attention itself is per sequence: here the row is laid out as a padded batch, attended causally
-(padding stands behind each sequence, so no mask is needed) and laid back. During decoding all beams of a history
-attend to one copy of its keys and values. While rows are grounded, the tokens before a sequence's first new one
-depend on nothing that trains: they run once without gradients, and the rest attends to their keys and values.
+tokens only, and what sequences begin with alike (a chat template, the wording of a task) stands in it once: in a
+causal model a token's states follow from the tokens up to it alone. Only attention itself is per sequence: here the
+row is laid out as a padded batch, attended causally (padding stands behind each sequence, so no mask is needed) and
+laid back. During decoding all beams of a history attend to one copy of its keys and values. While rows are grounded,
+the tokens before a sequence's first new one depend on nothing that trains: they run once without gradients, and the
+rest attends to their keys and values.
 
-Shapes: T tokens in a packed row · B sequences · S longest sequence · G beams · H heads · d head width.
+Shapes: T tokens of all sequences · U tokens of the packed row, U <= T · B sequences · S longest sequence · G beams ·
+H heads · d head width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 NAME = "sidgraft_packed"
@@ -24,47 +28,109 @@ SHORT = 512  # tokens up to which, on a CPU, plain products are faster than the 
 
 @dataclass(frozen=True)
 class Packing:
-    """How sequences lie in a packed row: where token t of the row stands in the padded batch [B * S]."""
+    """How sequences lie in a packed row and in a padded batch [B * S]."""
 
     lengths_B: torch.Tensor
-    padded_T: torch.Tensor
+    padded_T: torch.Tensor  # where token t of the sequences stands in the padded batch
     batch: int
     longest: int
+    row_T: torch.Tensor | None = None  # which token of the row it is; None: the row holds every token by itself
+    first_U: torch.Tensor | None = None  # the first t for which a token of the row stands
 
     @staticmethod
-    def of(lengths: list[int], device: torch.device | str = "cpu") -> Packing:
+    def of(
+        lengths: list[int],
+        device: torch.device | str = "cpu",
+        row_T: torch.Tensor | None = None,
+        first_U: torch.Tensor | None = None,
+    ) -> Packing:
         """The packing of sequences with these lengths, in this order."""
         longest = max(lengths)
         padded_T = torch.cat([torch.arange(n) + b * longest for b, n in enumerate(lengths)])
-        return Packing(torch.tensor(lengths, device=device), padded_T.to(device), len(lengths), longest)
+        return Packing(torch.tensor(lengths, device=device), padded_T.to(device), len(lengths), longest, row_T, first_U)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
         """The same packing on another device; data loaders move batches by this method."""
-        lengths_B, padded_T = (t.to(device, non_blocking=non_blocking) for t in (self.lengths_B, self.padded_T))
-        return Packing(lengths_B, padded_T, self.batch, self.longest)
+        move = lambda t: None if t is None else t.to(device, non_blocking=non_blocking)  # noqa: E731
+        parts = (self.lengths_B, self.padded_T, self.row_T, self.first_U)
+        lengths_B, padded_T, row_T, first_U = map(move, parts)
+        return Packing(lengths_B, padded_T, self.batch, self.longest, row_T, first_U)
 
     @property
-    def positions_1T(self) -> torch.Tensor:
-        """Position of each token in its own sequence, [1, T]."""
-        return (self.padded_T % self.longest).unsqueeze(0)
+    def places_U(self) -> torch.Tensor:
+        """Where each token of the row stands in the padded batch, first of the places that share it."""
+        return self.padded_T if self.first_U is None else self.padded_T[self.first_U]
+
+    @property
+    def positions_1U(self) -> torch.Tensor:
+        """Position of each token of the row in its own sequence, [1, U]."""
+        return (self.places_U % self.longest).unsqueeze(0)
 
     @property
     def last_B(self) -> torch.Tensor:
-        """Index in the packed row of each sequence's last token."""
+        """Index of each sequence's last token among those of all sequences."""
         return self.lengths_B.cumsum(0) - 1
 
-    def pad(self, packed_1HTd: torch.Tensor) -> torch.Tensor:
-        """Lay a packed tensor [1, H, T, d] out as [B, H, S, d], zeros behind each sequence."""
-        rows_THd = packed_1HTd[0].transpose(0, 1)
+    def spread(self, packed_1HUd: torch.Tensor) -> torch.Tensor:
+        """A packed tensor [1, H, U, d] as [T, H, d]: what sequences share is written out for each.
+
+        The gradients of copies are added up in float32 at least and, unlike those of plain indexing, in a fixed order.
+        """
+        rows_UHd = packed_1HUd[0].transpose(0, 1)
+        if self.row_T is None:
+            return rows_UHd
+        wide = torch.promote_types(rows_UHd.dtype, torch.float32)
+        return embedding(self.row_T, rows_UHd.flatten(1).to(wide)).to(rows_UHd.dtype).view(-1, *rows_UHd.shape[1:])
+
+    def pad(self, packed_1HUd: torch.Tensor) -> torch.Tensor:
+        """Lay a packed tensor [1, H, U, d] out as [B, H, S, d], zeros behind each sequence."""
+        rows_THd = self.spread(packed_1HUd)
         padded = rows_THd.new_zeros(self.batch * self.longest, *rows_THd.shape[1:])
         # index_copy, because its gradient is a plain gather
         padded = padded.index_copy(0, self.padded_T, rows_THd)
         return padded.view(self.batch, self.longest, *rows_THd.shape[1:]).transpose(1, 2)
 
     def unpad(self, padded_BHSd: torch.Tensor) -> torch.Tensor:
-        """The inverse of `pad`, with heads behind tokens as transformers wants them: [1, T, H, d]."""
+        """The inverse of `pad`, with heads behind tokens as transformers wants them: [1, U, H, d]."""
         flat = padded_BHSd.transpose(1, 2).reshape(self.batch * self.longest, *padded_BHSd.shape[1::2])
-        return flat.index_select(0, self.padded_T).unsqueeze(0)
+        return flat.index_select(0, self.places_U).unsqueeze(0)
+
+    def part(self, mask_T: torch.Tensor, lengths: list[int]) -> Packing:
+        """The packing of the tokens in the mask, ``lengths`` of each sequence; what is shared is in it for all."""
+        part = Packing.of(lengths, self.padded_T.device)
+        if self.row_T is None or self.first_U is None:
+            return part
+        kept_U = mask_T[self.first_U]
+        row_T = (kept_U.cumsum(0) - 1)[self.row_T[mask_T]]
+        return replace(part, row_T=row_T, first_U=(mask_T.cumsum(0) - 1)[self.first_U[kept_U]])
+
+
+def shared_beginnings(sequences: list[np.ndarray], alone_T: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Find the tokens of sequences before which, and in which, they are alike.
+
+    ``alone_T`` marks tokens, of all sequences end to end, that get a place of their own in any case. Returns
+    ``row_T`` and ``first_U`` of a `Packing`, or None when there is nothing to share.
+    """
+    lengths_B = np.array([len(s) for s in sequences])
+    inside_BS = np.arange(lengths_B.max()) < lengths_B[:, None]
+    ids_BS = np.full(inside_BS.shape, -1, np.int64)
+    ids_BS[inside_BS] = np.concatenate(sequences)
+    # Rows in order: a row has a beginning in common with any row above, if it has it with the one right above.
+    order_B = np.lexsort(ids_BS.T[::-1])
+    new_BS = np.ones(ids_BS.shape, bool)
+    new_BS[1:] = np.logical_or.accumulate(ids_BS[order_B[1:]] != ids_BS[order_B[:-1]], axis=1)
+    from_BS = np.empty(ids_BS.shape, np.int64)
+    from_BS[order_B] = order_B[np.maximum.accumulate(np.where(new_BS, np.arange(len(order_B))[:, None], 0), axis=0)]
+    starts_B = lengths_B.cumsum() - lengths_B
+    same_T = (starts_B[from_BS] + np.arange(ids_BS.shape[1]))[inside_BS]  # a token that is the same as token t
+    own_T = np.arange(len(same_T))
+    least_T = own_T.copy()
+    np.minimum.at(least_T, same_T, own_T)  # of those that are the same, the first
+    same_T = np.where(alone_T, own_T, least_T[same_T])
+    first_U = np.flatnonzero(same_T == own_T)
+    if len(first_U) == len(same_T):
+        return None
+    return np.searchsorted(first_U, same_T), first_U
 
 
 @dataclass
@@ -107,15 +173,16 @@ class Prefix:
     whole: Packing
     first: Packing
     rest: Packing
-    keys: dict[int, torch.Tensor] = field(default_factory=dict)  # layer -> packed, [1, H, T_first, d]
+    keys: dict[int, torch.Tensor] = field(default_factory=dict)  # layer -> packed, [1, H, U_first, d]
     values: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @staticmethod
     def of(whole: Packing, first_B: list[int]) -> Prefix:
         """Cut the sequences of ``whole`` behind their first ``first_B`` tokens."""
         rest_B = (whole.lengths_B.cpu() - torch.tensor(first_B)).tolist()
-        device = whole.lengths_B.device
-        return Prefix(whole, Packing.of(first_B, device), Packing.of(rest_B, device))
+        cut_B = torch.tensor(first_B, device=whole.padded_T.device)
+        first_T = whole.padded_T % whole.longest < cut_B[whole.padded_T // whole.longest]
+        return Prefix(whole, whole.part(first_T, first_B), whole.part(~first_T, rest_B))
 
     def places(self, part: Packing, offset_B: torch.Tensor | None = None) -> torch.Tensor:
         """Where each token of a part stands in the padded batch of whole sequences [B * S], given its offset."""
@@ -128,8 +195,8 @@ class Prefix:
     def join(self, first: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
         """Lay the two parts of keys or values out as whole sequences: [B, H, S, d], zeros behind each."""
         padded = rest.new_zeros(self.whole.batch * self.whole.longest, rest.shape[1], rest.shape[3])
-        padded = padded.index_copy(0, self.places(self.first), first[0].transpose(0, 1))
-        padded = padded.index_copy(0, self.places(self.rest, self.first.lengths_B), rest[0].transpose(0, 1))
+        padded = padded.index_copy(0, self.places(self.first), self.first.spread(first))
+        padded = padded.index_copy(0, self.places(self.rest, self.first.lengths_B), self.rest.spread(rest))
         return padded.view(self.whole.batch, self.whole.longest, *padded.shape[1:]).transpose(1, 2)
 
     def mask(self) -> torch.Tensor:

@@ -48,7 +48,7 @@ def beam_search(
     packing = Packing.of([len(p) for p in prompts], device)
     ids_1T = torch.from_numpy(np.concatenate(prompts)).long().to(device).unsqueeze(0)
     cache = BeamCache(packing)
-    hidden = _hidden(model, ids_1T, packing.positions_1T, packing=packing, beams=cache)
+    hidden = _hidden(model, ids_1T, packing.positions_1U, packing=packing, beams=cache)
     hidden_BGD = hidden[0, packing.last_B].unsqueeze(1)
     node_BG = torch.zeros(len(prompts), 1, dtype=torch.long, device=device)
     score_BG = torch.zeros(len(prompts), 1, device=device)

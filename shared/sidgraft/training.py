@@ -3,7 +3,8 @@
 Two ways to train, each a few lines for the Trainer: `GroundingModel` holds the new rows as its only parameters
 over a frozen model; `supervise` makes a whole model return its loss at the supervised positions of a packed row.
 
-Shapes: T tokens of a packed row · M supervised positions · V base rows · N new rows · D model width.
+Shapes: T tokens of all samples · U tokens of a packed row, which holds once what they begin with alike · M supervised
+positions · V base rows · N new rows · D model width.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.nn.functional import embedding
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from sidgraft.attention import Packing, Prefix, use_packed_attention
+from sidgraft.attention import Packing, Prefix, shared_beginnings, use_packed_attention
 from sidgraft.checkpoints import explain_failed_write
 from sidgraft.checks import one_of
 from sidgraft.losses import chunked_cross_entropy
@@ -54,18 +55,29 @@ class Samples(Dataset):
 def pack(samples: list[Sample]) -> dict[str, Any]:
     """Lay samples end to end: a packed row, its packing, where logits are needed [M], and the targets [M].
 
-    The logits that predict token t stand at token t - 1 of the same sample.
+    The logits that predict token t stand at token t - 1 of the same sample. What stands behind the last of them is
+    left out, and what samples begin with alike, up to where logits are needed, stands in the row once.
     """
-    ids_T = torch.from_numpy(np.concatenate([s.ids_S for s in samples]))
-    target_T = torch.from_numpy(np.concatenate([s.target_S for s in samples]))
-    packing = Packing.of([len(s) for s in samples])
-    places_M = target_T.nonzero()[:, 0]
+    targets_S = [np.flatnonzero(s.target_S) for s in samples]
+    inputs = [s.ids_S[: max(targets_M[-1:], default=1)] for s, targets_M in zip(samples, targets_S, strict=True)]
+    lengths = [len(ids) for ids in inputs]
+    starts = np.cumsum(lengths) - lengths
+    supervised_M = np.concatenate([start + m - 1 for start, m in zip(starts, targets_S, strict=True)])
+    ids_U = np.concatenate(inputs)
+    alone_T = np.zeros(len(ids_U), bool)
+    alone_T[supervised_M] = True
+    shared = shared_beginnings(inputs, alone_T)
+    if shared is not None:
+        row_T, first_U = shared
+        ids_U, supervised_M = ids_U[first_U], row_T[supervised_M]
+        shared = torch.from_numpy(row_T), torch.from_numpy(first_U)
+    packing = Packing.of(lengths, "cpu", *(shared or ()))
     return {
-        "input_ids": ids_T.unsqueeze(0),
-        "position_ids": packing.positions_1T,
+        "input_ids": torch.from_numpy(ids_U).unsqueeze(0),
+        "position_ids": packing.positions_1U,
         "packing": packing,
-        "supervised": places_M - 1,
-        "targets": ids_T[places_M],
+        "supervised": torch.from_numpy(supervised_M),
+        "targets": torch.from_numpy(np.concatenate([s.ids_S[m] for s, m in zip(samples, targets_S, strict=True)])),
     }
 
 
@@ -110,16 +122,16 @@ class GroundingModel(nn.Module):
     ) -> dict[str, torch.Tensor]:
         """Mean loss at the supervised positions over the whole extended vocabulary."""
         decoder, embedding_VD, head = self._frozen
-        new_1T = (input_ids >= self.first_id) & (input_ids < self.first_id + self.n_new)
-        embedded = embedding_VD[input_ids.masked_fill(new_1T, 0)]
+        new_1U = (input_ids >= self.first_id) & (input_ids < self.first_id + self.n_new)
+        embedded = embedding_VD[input_ids.masked_fill(new_1U, 0)]
         # embedding(), because the gradient of plain indexing adds up in another order each time on several threads
-        own = embedding((input_ids - self.first_id).masked_fill(~new_1T, 0), self.rows).to(embedded.dtype)
-        embedded = torch.where(new_1T.unsqueeze(-1), own, embedded)
-        hidden_TD = _hidden(decoder, embedded, position_ids, packing, new_1T[0])
+        own = embedding((input_ids - self.first_id).masked_fill(~new_1U, 0), self.rows).to(embedded.dtype)
+        embedded = torch.where(new_1U.unsqueeze(-1), own, embedded)
+        hidden_UD = _hidden(decoder, embedded, position_ids, packing, new_1U[0])
         rows_ND = self.rows if self.head_rows is None else self.head_rows
         after = self.first_id + self.n_new
         blocks = [head.weight[: self.first_id], rows_ND, head.weight[after:]]
-        return {"loss": chunked_cross_entropy(hidden_TD[supervised], blocks, targets)}
+        return {"loss": chunked_cross_entropy(hidden_UD[supervised], blocks, targets)}
 
     def new_rows(self) -> dict[str, torch.Tensor]:
         """The rows as they are now, float32."""
@@ -127,12 +139,13 @@ class GroundingModel(nn.Module):
 
 
 def _hidden(
-    decoder: Any, embedded_1TD: torch.Tensor, positions_1T: torch.Tensor, packing: Packing, new_T: torch.Tensor
+    decoder: Any, embedded_1UD: torch.Tensor, positions_1U: torch.Tensor, packing: Packing, new_U: torch.Tensor
 ) -> torch.Tensor:
-    """Last hidden states [T, D]; the tokens before each sequence's first new one run without gradients.
+    """Last hidden states [U, D]; the tokens before each sequence's first new one run without gradients.
 
     Nothing that such a token computes depends on a new row, so the backward pass has no business there.
     """
+    new_T = new_U if packing.row_T is None else new_U[packing.row_T]
     sequence_T = packing.padded_T // packing.longest
     seen_T = torch.zeros(packing.batch, packing.longest, dtype=torch.bool, device=new_T.device)
     seen_T = seen_T.flatten().index_copy(0, packing.padded_T, new_T).view(packing.batch, -1).cummax(dim=1).values
@@ -140,19 +153,20 @@ def _hidden(
     first_B = torch.bincount(sequence_T[first_T], minlength=packing.batch).tolist()
     if not any(first_B) or first_T.all():
         return decoder(
-            inputs_embeds=embedded_1TD, position_ids=positions_1T, packing=packing, use_cache=False
+            inputs_embeds=embedded_1UD, position_ids=positions_1U, packing=packing, use_cache=False
         ).last_hidden_state[0]
     prefix = Prefix.of(packing, first_B)
-    hidden_TD = torch.zeros_like(embedded_1TD[0])
-    for part, mask_T in ((prefix.first, first_T), (prefix.rest, ~first_T)):
-        at = mask_T.nonzero()[:, 0]
+    first_U = first_T if packing.first_U is None else first_T[packing.first_U]
+    hidden_UD = torch.zeros_like(embedded_1UD[0])
+    for part, mask_U in ((prefix.first, first_U), (prefix.rest, ~first_U)):
+        at = mask_U.nonzero()[:, 0]
         with torch.set_grad_enabled(part is prefix.rest and torch.is_grad_enabled()):
             found = decoder(
-                inputs_embeds=embedded_1TD[:, at], position_ids=positions_1T[:, at], packing=part, prefix=prefix,
+                inputs_embeds=embedded_1UD[:, at], position_ids=positions_1U[:, at], packing=part, prefix=prefix,
                 use_cache=False,
             )  # fmt: skip
-        hidden_TD = hidden_TD.index_copy(0, at, found.last_hidden_state[0].to(hidden_TD.dtype))
-    return hidden_TD
+        hidden_UD = hidden_UD.index_copy(0, at, found.last_hidden_state[0].to(hidden_UD.dtype))
+    return hidden_UD
 
 
 class GraftTrainer(Trainer):

@@ -69,7 +69,7 @@ def test_the_merged_model_reloads_anywhere_with_the_trained_logits(tmp_path, mod
     assert is_tied(loaded) == tied
     assert not [name for name, _ in loaded.named_parameters() if "lora" in name or "base_layer" in name]
     packing = Packing.of([20])
-    trained = logits(model, position_ids=packing.positions_1T, packing=packing)
+    trained = logits(model, position_ids=packing.positions_1U, packing=packing)
     torch.testing.assert_close(logits(loaded), trained, rtol=1e-4, atol=1e-5)
     if mode == "lora":  # by the formula, in float64
         name = "model.layers.1.mlp.down_proj"

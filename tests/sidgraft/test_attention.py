@@ -3,12 +3,13 @@
 import resource
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from sidgraft import attention
-from sidgraft.attention import Packing, Prefix
+from sidgraft.attention import Packing, Prefix, shared_beginnings
 from sidgraft.memory import keep_freed_memory
 
 
@@ -64,6 +65,73 @@ def test_the_rest_of_sequences_attends_to_what_was_kept_of_their_beginnings(monk
         given = (t[:, :, at] for t in (q, k, v))
         found, _ = attention._attention(Layer(), *given, None, scaling=0.3, packing=part, prefix=prefix)
         torch.testing.assert_close(found, expected[:, at])
+
+
+SHARED = [[1, 1, 2, 0, 1], [1, 2], [1, 1, 2, 1, 1, 0], [1, 1, 2, 0, 2], [0, 1], [1, 1]]
+
+
+def share(sequences, alone_T=None):
+    """The packing of sequences that share beginnings, and for each token of them its place in the row."""
+    sequences = [np.array(s) for s in sequences]
+    alone_T = np.zeros(sum(map(len, sequences)), bool) if alone_T is None else alone_T
+    row_T, first_U = map(torch.from_numpy, shared_beginnings(sequences, alone_T))
+    return Packing.of([len(s) for s in sequences], "cpu", row_T, first_U)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tokens_share_a_place_where_all_up_to_them_is_alike_and_nowhere_else(seed):
+    rng = np.random.default_rng(seed)
+    sequences = [rng.integers(0, 2, rng.integers(1, 9)) for _ in range(7)]
+    alone_T = rng.random(sum(map(len, sequences))) < 0.2
+    row_T, first_U = shared_beginnings(sequences, alone_T)
+    beginnings = [tuple(s[: i + 1]) for s in sequences for i in range(len(s))]
+    assert [beginnings[t] for t in first_U[row_T]] == beginnings
+    assert sorted(set(row_T)) == list(range(len(first_U)))
+    assert np.array_equal(row_T[first_U], np.arange(len(first_U)))
+    assert np.isin(np.flatnonzero(alone_T), first_U).all()
+    places = {}
+    for t in np.flatnonzero(~alone_T):
+        places.setdefault(beginnings[t], set()).add(int(row_T[t]))
+    assert all(len(found) == 1 for found in places.values())
+    assert len(first_U) <= len(places) + alone_T.sum()
+
+
+def test_sequences_that_begin_differently_share_nothing():
+    assert shared_beginnings([np.array([1, 2]), np.array([2, 2]), np.array([3])], np.zeros(5, bool)) is None
+
+
+@pytest.mark.parametrize("short", [0, 512], ids=["fused", "products"])
+def test_a_row_that_holds_shared_beginnings_once_attends_as_all_written_out_and_so_do_its_gradients(monkeypatch, short):
+    monkeypatch.setattr(attention, "SHORT", short)
+    packing = share(SHARED)
+    T, U = len(packing.row_T), len(packing.first_U)
+    assert (T, U) == (22, 12)
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = states(U, 6, generator), states(U, 2, generator), states(U, 2, generator)
+    weight = torch.randn(1, T, 6, 8, dtype=torch.float64, generator=generator)
+    expected = one_by_one(*(t[:, :, packing.row_T] for t in (q, k, v)), [len(s) for s in SHARED])
+    found, _ = attention._attention(Layer(), q, k, v, None, scaling=0.3, packing=packing)
+    torch.testing.assert_close(found[:, packing.row_T], expected)
+    gradients = [
+        torch.autograd.grad((result * weight).sum(), (q, k, v)) for result in (expected, found[:, packing.row_T])
+    ]
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("first", [[2, 1, 2, 2, 0, 2], [5, 1, 3, 4, 2, 2], [1, 1, 1, 1, 0, 1]])
+def test_shared_beginnings_may_stand_on_both_sides_of_what_runs_without_gradients(first):
+    packing = share(SHARED)
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (states(len(packing.first_U), heads, generator) for heads in (6, 2, 2))
+    expected = one_by_one(*(t[:, :, packing.row_T] for t in (q, k, v)), [len(s) for s in SHARED])
+    prefix = Prefix.of(packing, first)
+    position_T = torch.cat([torch.arange(len(s)) for s in SHARED])
+    is_first_T = position_T < torch.repeat_interleave(torch.tensor(first), torch.tensor([len(s) for s in SHARED]))
+    is_first_U = is_first_T[packing.first_U]
+    for part, at_U, at_T in ((prefix.first, is_first_U, is_first_T), (prefix.rest, ~is_first_U, ~is_first_T)):
+        given = (t[:, :, at_U] for t in (q, k, v))
+        found, _ = attention._attention(Layer(), *given, None, scaling=0.3, packing=part, prefix=prefix)
+        torch.testing.assert_close(found[:, part.row_T], expected[:, at_T])
 
 
 def test_in_bfloat16_it_rounds_no_more_than_a_models_own_eager_attention():

@@ -79,7 +79,8 @@ def test_a_packed_row_gives_what_one_by_one_gives():
         use_packed_attention(model)
         row = pack(samples)
         packed = model(input_ids=row["input_ids"], position_ids=row["position_ids"], packing=row["packing"]).logits[0]
-    torch.testing.assert_close(packed, torch.cat(one_by_one))
+    predicting = [logits[np.flatnonzero(s.target_S) - 1] for logits, s in zip(one_by_one, samples, strict=True)]
+    torch.testing.assert_close(packed[row["supervised"]], torch.cat(predicting))
 
 
 @pytest.mark.parametrize(("tied", "padding"), [(True, 0), (False, 0), (True, 9)])
@@ -138,7 +139,7 @@ def test_grounding_keeps_no_graph_for_the_tokens_before_the_first_new_one(monkey
     layer = model.model.layers[0]
     layer.register_forward_hook(lambda _, args, out: kept.append((args[0].shape[1], out.requires_grad)))
     grounding(**pack([Sample(ids, np.arange(10) > 0)]))
-    assert kept == [(7, False), (3, True)]
+    assert kept == [(7, False), (2, True)]  # the last token is a target alone
 
 
 def test_grounding_forms_no_gradient_for_the_frozen_vocabulary():
@@ -163,9 +164,10 @@ def test_after_grounding_the_frozen_weights_are_bit_identical_and_every_new_row_
         assert (moved.double() != rows[name]).any(dim=1).all(), name
 
 
-def test_the_fine_tuning_loss_and_all_gradients_equal_the_stock_models(tmp_path):
+@pytest.mark.parametrize("beginnings", ["different", "alike"])
+def test_the_fine_tuning_loss_and_all_gradients_equal_the_stock_models(tmp_path, beginnings):
     model, vocabulary, _ = make()
-    samples = some_samples(vocabulary)
+    samples = some_samples(vocabulary) if beginnings == "different" else alike(vocabulary)
     stock = stock_loss(model, samples)
     stock.backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -187,7 +189,7 @@ def test_a_supervised_model_still_gives_logits_when_it_has_no_targets():
         plain = model(input_ids=ids).logits
         supervise(model)
         packing = Packing.of([5])
-        again = model(input_ids=ids, position_ids=packing.positions_1T, packing=packing).logits
+        again = model(input_ids=ids, position_ids=packing.positions_1U, packing=packing).logits
     torch.testing.assert_close(again, plain)
 
 
@@ -211,6 +213,48 @@ def test_targets_never_cross_samples():
     row = pack(
         [Sample(np.array([5, 6, 7]), np.array([False, True, True])), Sample(np.array([8, 9]), np.array([False, True]))]
     )
-    assert row["supervised"].tolist() == [0, 1, 3]
+    assert row["input_ids"].tolist() == [[5, 6, 8]]  # the last target of a sample is not needed as an input
+    assert row["supervised"].tolist() == [0, 1, 2]
     assert row["targets"].tolist() == [6, 7, 9]
-    assert row["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
+    assert row["position_ids"].tolist() == [[0, 1, 0]]
+
+
+def test_a_packed_row_holds_once_what_samples_begin_with_up_to_the_first_targets():
+    targets = np.arange(6) > 2
+    row = pack([Sample(np.array(ids), targets) for ids in ([5, 6, 7, 8, 9, 1], [5, 6, 7, 8, 2, 1], [5, 6, 7, 8, 9, 1])])
+    # [5, 6] of all; 7, 8 and what follows predict something in each, and so stand there for each
+    assert row["input_ids"].tolist() == [[5, 6, 7, 8, 9, 7, 8, 2, 7, 8, 9]]
+    assert row["position_ids"].tolist() == [[0, 1, 2, 3, 4, 2, 3, 4, 2, 3, 4]]
+    assert row["supervised"].tolist() == [2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert row["targets"].tolist() == [8, 9, 1, 8, 2, 1, 8, 9, 1]
+
+
+def alike(vocabulary):
+    """Samples that begin alike, up to, beyond and without a new token; one stands there twice."""
+    new = vocabulary.first_id
+    texts = [
+        [3, 4, 5, new, new + 1, 9, 8],
+        [3, 4, 5, new, new + 1, 7],
+        [3, 4, 5, new, new + 2, 9],
+        [3, 4, 5, new, new + 1, 7],
+        [3, 4, 6, 6, 2],
+        [3, 4, 6, 6, new + 3],
+    ]
+    return [Sample(np.array(ids), np.arange(len(ids)) >= len(ids) - 1 - len(ids) % 2) for ids in texts]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_grounding_on_samples_that_begin_alike_has_the_stock_models_loss_and_gradient(tied):
+    model, vocabulary, rows = make(tied=tied)
+    samples = alike(vocabulary)
+    stock = stock_loss(model, samples)
+    stock.backward()
+    new = slice(vocabulary.first_id, vocabulary.first_id + vocabulary.n_new)
+    grounding = GroundingModel(model, vocabulary, rows)
+    row = pack(samples)
+    assert row["input_ids"].shape[1] < sum(len(s) - 1 for s in samples)
+    loss = grounding(**row)["loss"]
+    loss.backward()
+    torch.testing.assert_close(loss, stock.detach(), check_dtype=False, rtol=1e-5, atol=1e-6)
+    expected = model.get_input_embeddings().weight.grad[new]
+    torch.testing.assert_close(grounding.rows.grad, expected, check_dtype=False, rtol=1e-5, atol=1e-7)
