@@ -42,7 +42,7 @@ demo: $(SETUP) ## train, judge and explain a recommender on real purchases (runs
 # On a quiet machine; QUICK=1 runs the small sizes (a minute each) and records nothing; NAMES="decode quantize" some.
 bench: $(SETUP) ## measure against the peers, one benchmark after the other (benchmarks/RESULTS.md)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) )torch==2.13.0 -e '.[bench]'
-	$(BIN)/python benchmarks/all.py $(if $(QUICK),--quick) $(NAMES)
+	$(BIN)/python benchmarks/all.py $(if $(QUICK),--quick) $(if $(DATA),--data $(DATA)) $(NAMES)
 
 # REGISTRY=HOST/PATH names them for a registry, PUSH=1 pushes, RELEASE=1 also tags them with the version alone;
 # BASE_IMAGE, PIP_INDEX_URL and TORCH_INDEX say what they are made from, PIP_NO_INDEX=1 takes packages from images/wheels.

@@ -1,4 +1,4 @@
-"""Run all benchmarks in turn and render their results. Run: python benchmarks/all.py [--quick] [NAME ...].
+"""Run all benchmarks in turn and render their results. Run: python benchmarks/all.py [--quick] [--data DIR] [NAME ...].
 
 Each result is the JSON line that a benchmark prints last, kept in results.jsonl with the command and the machine; the
 table of RESULTS.md is rendered from that file, and growth.svg drawn. Only full runs on a quiet machine are kept: with
@@ -31,6 +31,7 @@ BUSY = 0.1  # of the time of the processors at hand, used by others: from there 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="the small sizes, under a minute each; not recorded")
+    parser.add_argument("--data", metavar="FOLDER", help="finetune: compare on the data there, too")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(NAMES)}; all when none is given")
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
@@ -41,6 +42,8 @@ def main() -> int:
     for name in args.names or NAMES:
         busy = used_by_others()
         command = [f"benchmarks/{name}.py", *(["--quick"] if args.quick else []), "--json"]
+        if args.data and name == "finetune":
+            command += ["--data", args.data]
         print(f"\n== python {' '.join(command)}", flush=True)
         started = time.monotonic()
         done = subprocess.run([sys.executable, *command], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
@@ -55,7 +58,8 @@ def main() -> int:
             reason = "quick" if args.quick else f"other processes use {busy:.0%} of the processors"
             print(f"{name}: not recorded ({reason})")
             continue
-        records[name] = record | {"command": f"python {' '.join(command)}", "machine": machine()}
+        shown = " ".join(Path(part).name if part == args.data else part for part in command)
+        records[name] = record | {"command": f"python {shown}", "machine": machine()}
         RECORDS.write_text("".join(json.dumps(records[n]) + "\n" for n in NAMES if n in records), encoding="utf-8")
         if "sizes" in record:
             growth.draw(record["sizes"], PLOT)

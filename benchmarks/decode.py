@@ -1,7 +1,8 @@
 """Constrained beam search against transformers' generate. Run: python benchmarks/decode.py [--quick] [--json].
 
-A model of Qwen3-0.6B's shape with random weights, 50 beams, 12,000 items of three levels of 256 codes and one of
-deduplication. Peers: `generate` with `prefix_allowed_tokens_fn` over a set-based trie, and the same given its prefill.
+A model of Qwen3-0.6B's shape with random weights, 50 beams, 12,000 items of three levels of 256 codes; and the same
+items with a fourth code, as deduplication adds it. Peers: `generate` with `prefix_allowed_tokens_fn` over a set-based
+trie, and the same given its prefill.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from sidgraft.sids import SidVocabulary
 from sidgraft.trie import build_trie
 
 BEAMS = 50
-SIZES = (256, 256, 256, 256)
-NEAR_TIE = 0.05  # nats; bfloat16 hidden states move scores by about this much
+CODES = 256
 
 
 def main() -> None:
@@ -32,16 +32,55 @@ def main() -> None:
         hidden_size=1024, intermediate_size=3072, num_hidden_layers=layers, num_attention_heads=16,
         num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True,
     )  # fmt: skip
-    vocabulary = SidVocabulary(SIZES, config.vocab_size - sum(SIZES) - 2)
     model: Any = Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
     # Random rows give all items nearly the same score; larger ones spread them as a trained model does.
-    new = slice(vocabulary.first_id, None)
     with torch.no_grad():
-        model.get_input_embeddings().weight[new] *= 5
-    codes_NL = catalog(12_000)
+        model.get_input_embeddings().weight[config.vocab_size - 4 * CODES - 2 :] *= 5
+    codes_N3 = catalog(12_000)
+    fourth_N = np.random.default_rng(1).integers(0, 3, len(codes_N3))
+
+    ratios: dict[str, tuple[float, float]] = {}
+    equal: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    for label, codes_NL in (("", codes_N3), (", four codes", np.column_stack([codes_N3, fourth_N]))):
+        found, shared = compare(model, codes_NL, prompt_length, rounds)
+        seconds |= {f"{name}{label}": value for name, value in found.items()}
+        equal |= {f"beams shared in {dtype}{label}": value for dtype, value in shared.items()}
+        mine = found["sidgraft, exact"]
+        ratios |= {
+            f"generate{label}": (found["generate"] / mine, 20),
+            f"generate, prefilled{label}": (found["generate, prefilled"] / mine, 1.5),
+        }
+
+    step_flops = 2 * sum(p.numel() for n, p in model.named_parameters() if "layers" in n)
+    head_flops = 2 * config.vocab_size * config.hidden_size
+    flops = (prompt_length + 2 * BEAMS) * step_flops + (1 + 2 * BEAMS) * head_flops
+    report(
+        args,
+        "decode",
+        ratios,
+        equal=equal,
+        roof={"share of bf16 matrix products": flops / seconds["sidgraft, exact"] / flops_roof(torch.bfloat16)},
+        seconds=seconds,
+        about=f"Qwen3-0.6B shape, {layers} layers, prompt {prompt_length}, {BEAMS} beams, 12,000 items, bf16",
+    )
+
+
+def catalog(items: int) -> np.ndarray:
+    """Distinct codes [N, 3]: clustered as real ones are (some codes much more used than others)."""
+    rng = np.random.default_rng(0)
+    drawn = np.minimum(rng.gamma(2.0, 40.0, (2 * items, 3)).astype(np.int64), CODES - 1)
+    return rng.permutation(np.unique(drawn, axis=0))[:items]
+
+
+def compare(
+    model: Any, codes_NL: np.ndarray, prompt_length: int, rounds: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of ours and of the peers for items of L codes, and the share of the peer's beams by dtype."""
+    sizes = (CODES,) * codes_NL.shape[1]
+    vocabulary = SidVocabulary(sizes, model.config.vocab_size - sum(sizes) - 2)
     prompt = np.append(np.random.default_rng(0).integers(0, 1000, prompt_length - 1), vocabulary.begin_id)
     tokens_NL = codes_NL + np.asarray(vocabulary.level_first_ids)
-
     ours = product(model, codes_NL, vocabulary, prompt)
     theirs, prefilled = peer(model, tokens_NL, prompt)
     seconds = medians(
@@ -53,39 +92,11 @@ def main() -> None:
         },
         rounds,
     )
-    bfloat16 = overlap(ours["exact"](), theirs(), tokens_NL, NEAR_TIE)
-    model = model.float()
-    float32 = overlap(ours["exact"](), theirs(), tokens_NL, 1e-3)
-
-    step_flops = 2 * sum(p.numel() for n, p in model.named_parameters() if "layers" in n)
-    head_flops = 2 * config.vocab_size * config.hidden_size
-    flops = (prompt_length + 3 * BEAMS) * step_flops + (1 + 3 * BEAMS) * head_flops
-    mine = seconds["sidgraft, exact"]
-    report(
-        args,
-        "decode",
-        {
-            "generate": (seconds["generate"] / mine, 20),
-            "generate, prefilled": (seconds["generate, prefilled"] / mine, 1.5),
-        },
-        equal={"beams shared in bfloat16": bfloat16, "beams shared in float32": float32},
-        roof={"share of bf16 matrix products": flops / mine / flops_roof(torch.bfloat16)},
-        seconds=seconds,
-        about=f"Qwen3-0.6B shape, {layers} layers, prompt {prompt_length}, {BEAMS} beams, 12,000 items, bf16",
-    )
-
-
-def catalog(items: int) -> np.ndarray:
-    """Unique codes [N, 4]: clustered as real ones are (some codes much more used than others)."""
-    rng = np.random.default_rng(0)
-    draw = lambda: np.minimum(rng.gamma(2.0, 40.0, items).astype(np.int64), 255)  # noqa: E731
-    codes_NL = np.stack([draw(), draw(), draw()], axis=1)
-    _, group = np.unique(codes_NL, axis=0, return_inverse=True)
-    order = np.argsort(group, kind="stable")
-    starts = np.r_[0, np.flatnonzero(np.diff(group[order])) + 1]
-    rank = np.empty(items, np.int64)
-    rank[order] = np.arange(items) - np.repeat(starts, np.diff(np.r_[starts, items]))
-    return np.column_stack([codes_NL, rank])
+    shared = {"bfloat16": overlap(ours["exact"](), theirs(), tokens_NL)}
+    model.float()
+    shared["float32"] = overlap(ours["exact"](), theirs(), tokens_NL)
+    model.to(torch.bfloat16)
+    return seconds, shared
 
 
 def product(model: Any, codes_NL: np.ndarray, vocabulary: SidVocabulary, prompt: np.ndarray) -> dict[str, Any]:
@@ -107,7 +118,7 @@ def peer(model: Any, tokens_NL: np.ndarray, prompt: np.ndarray) -> tuple[Any, An
         for depth, token in enumerate(row):
             children.setdefault(tuple(row[:depth]), set()).add(token)
     allowed = {prefix: sorted(tokens) for prefix, tokens in children.items()}
-    ids = torch.from_numpy(prompt)[None].to(model.device)
+    ids, levels = torch.from_numpy(prompt)[None].to(model.device), tokens_NL.shape[1]
 
     def generate(cache: Any = None) -> dict[tuple[int, ...], float]:
         model.set_attn_implementation("sdpa")
@@ -115,7 +126,7 @@ def peer(model: Any, tokens_NL: np.ndarray, prompt: np.ndarray) -> tuple[Any, An
             ids,
             attention_mask=torch.ones_like(ids),
             prefix_allowed_tokens_fn=lambda _, sent: allowed[tuple(sent[len(prompt) :].tolist())],
-            num_beams=BEAMS, num_return_sequences=BEAMS, max_new_tokens=4, min_new_tokens=4, do_sample=False,
+            num_beams=BEAMS, num_return_sequences=BEAMS, max_new_tokens=levels, min_new_tokens=levels, do_sample=False,
             length_penalty=0.0, return_dict_in_generate=True, output_scores=True, pad_token_id=0,
             **({} if cache is None else {"cache": cache}),
         )  # fmt: skip
@@ -136,10 +147,14 @@ def peer(model: Any, tokens_NL: np.ndarray, prompt: np.ndarray) -> tuple[Any, An
     return generate, prefilled
 
 
-def overlap(ours: dict[int, float], theirs: dict[tuple[int, ...], float], tokens_NL: np.ndarray, near: float) -> float:
-    """Share of the peer's beams that we found too; those within ``near`` nats of the last place may differ."""
+def overlap(ours: dict[int, float], theirs: dict[tuple[int, ...], float], tokens_NL: np.ndarray) -> float:
+    """Share of the peer's beams that we found too, but for near-ties with its last one.
+
+    Near is what the rounding of two ways to compute it comes to: twice the most by which scores of one item differ.
+    """
+    mine = {tuple(tokens_NL[item].tolist()): score for item, score in ours.items()}
+    near = 2 * max(abs(mine[tokens] - theirs[tokens]) for tokens in mine.keys() & theirs.keys())
     last = min(theirs.values())
-    mine = {tuple(tokens_NL[item].tolist()) for item in ours}
     certain = [tokens for tokens, score in theirs.items() if score > last + near]
     return sum(tokens in mine for tokens in certain) / max(len(certain), 1)
 

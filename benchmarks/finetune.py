@@ -2,11 +2,13 @@
 
 SmolLM2-135M, float32 weights under bfloat16 autocast, real histories. Peers, both with the model's own loss: one sample
 a prefix of each history, padded (how MiniOneRec and LC-Rec train), and one sequence a user, padded. What counts is
-supervised items a second; a prefix sample supervises one item, a user's sequence all of its items.
+supervised items a second; a prefix sample supervises one item, a user's sequence all of its items. Nearly all
+histories of The Complete Journey are as long as is kept of any; with --data those of another log count, too.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +23,41 @@ from sidgraft.sids import codes_array
 from sidgraft.training import pack, supervise
 
 BATCH = 16
+PREFIX, PADDED = "a sample a prefix, padded", "a sequence a user, padded"
 
 
 def main() -> None:
-    args = options(__doc__)
-    layers, users, batches, rounds = (4, 16, 2, 2) if args.quick else (30, 32, 4, 3)
-    data = real.inputs()
+    args = options(__doc__, data=True)
+    layers, users, prefixes, rounds = (4, 16, 32, 2) if args.quick else (30, 32, 48, 2)
+    ratios: dict[str, tuple[float, float]] = {}
+    equal: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
+    shares, abouts = {}, []
+    for folder in ("", args.data) if args.data else ("",):
+        name = f", {Path(folder).name}" if folder else ""
+        found = compare(real.inputs(folder), layers, users, 0 if folder else prefixes, rounds)
+        seconds |= {f"{who}{name}": value for who, value in found["seconds"].items()}
+        for who, goal in ((PREFIX, 4), (PADDED, 1.3)):
+            if who in found["seconds"]:
+                ratios[f"{who}{name}"] = (found["seconds"][who] / found["seconds"]["sidgraft"], goal)
+        equal[f"loss difference in float32{name}"] = found["difference"]
+        shares[f"share of bf16 matrix products{name}"] = found["share"]
+        shares[f"share of padding in the peer's rows{name}"] = found["padding"]
+        shares[f"limit of the ratio, from the products{name}"] = found["limit"]
+        abouts.append(f"{found['supervised']} items{name}")
+    report(
+        args,
+        "finetune",
+        ratios,
+        equal=equal,
+        roof=shares,
+        seconds=seconds,
+        about=f"SmolLM2-135M, {layers} layers, {users} users, {'; '.join(abouts)}, seconds per supervised item",
+    )
+
+
+def compare(data: dict[str, Any], layers: int, users: int, prefixes: int, rounds: int) -> dict[str, Any]:
+    """Seconds per supervised item of ours and of the peers (that by prefixes, where there are to be any)."""
     ours, tokenizer, vocabulary = real.model(data["token_rows"], torch.float32, layers)
     theirs, _, _ = real.model(data["token_rows"], torch.float32, layers)
     supervise(ours)
@@ -34,17 +65,9 @@ def main() -> None:
     tokens_NS = vocabulary.item_tokens(codes_array(items))
     prompts = NextItem(tokenizer, vocabulary, 1024)
     histories = read_sequences(data["interactions"], items["item_id"].to_pylist()).training()
-    order = np.random.default_rng(0).permutation(len(histories))[:users]
+    order = np.random.default_rng(0).permutation([u for u, h in enumerate(histories) if len(h) > 1])[:users]
     whole = [prompts.sample(tokens_NS[histories[u]]) for u in order]
-    # A prefix sample supervises the last item alone: the targets before the assistant's turn are taken out.
-    prefixes = [
-        last_item(prompts.sample(tokens_NS[histories[u][: n + 1]]), prompts)
-        for u in order
-        for n in range(1, len(histories[u]))
-    ]
-    prefixes = [prefixes[i] for i in np.random.default_rng(1).permutation(len(prefixes))[: batches * BATCH]]
     supervised = sum(len(histories[u]) for u in order)
-
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-5, fused=True) for m in (ours, theirs)]
 
     def train(model: Any, optimizer: Any, loss_of: Any, samples: list[Sample]) -> None:
@@ -57,36 +80,34 @@ def main() -> None:
             optimizer.zero_grad()
 
     difference = abs(packed_loss(ours, whole[:BATCH]).item() - padded_loss(theirs, whole[:BATCH]).item())
-    seconds = medians(
-        {
-            "sidgraft": lambda: train(ours, optimizers[0], packed_loss, whole),
-            "a sequence a user, padded": lambda: train(theirs, optimizers[1], padded_loss, whole),
-            "a sample a prefix, padded": lambda: train(theirs, optimizers[1], padded_loss, prefixes),
-        },
-        rounds,
-    )
-    per_item = {
-        "sidgraft": seconds["sidgraft"] / supervised,
-        "a sequence a user, padded": seconds["a sequence a user, padded"] / supervised,
-        "a sample a prefix, padded": seconds["a sample a prefix, padded"] / len(prefixes),
+    runs = {
+        "sidgraft": lambda: train(ours, optimizers[0], packed_loss, whole),
+        PADDED: lambda: train(theirs, optimizers[1], padded_loss, whole),
     }
-    weights = sum(p.numel() for p in ours.model.layers.parameters())
-    flops = 6 * weights * sum(map(len, whole)) + 6 * ours.get_output_embeddings().weight.numel() * sum(
-        int(s.target_S.sum()) for s in whole
-    )
-    mine = per_item["sidgraft"]
-    report(
-        args,
-        "finetune",
-        {
-            "a sample a prefix, padded": (per_item["a sample a prefix, padded"] / mine, 4),
-            "a sequence a user, padded": (per_item["a sequence a user, padded"] / mine, 1.3),
-        },
-        equal={"loss difference in float32": difference},
-        roof={"share of bf16 matrix products": flops / seconds["sidgraft"] / flops_roof(torch.bfloat16)},
-        seconds=per_item,
-        about=f"SmolLM2-135M, {layers} layers, {users} users, {supervised} items, seconds per supervised item",
-    )
+    counts = {"sidgraft": supervised, PADDED: supervised}
+    if prefixes:
+        # A prefix sample supervises the last item alone: the targets before the assistant's turn are taken out.
+        each = [last_item(prompts.sample(tokens_NS[histories[u][: n + 1]]), prompts)
+                for u in order for n in range(1, len(histories[u]))]  # fmt: skip
+        each = [each[i] for i in np.random.default_rng(1).permutation(len(each))[:prefixes]]
+        runs[PREFIX], counts[PREFIX] = (lambda: train(theirs, optimizers[1], padded_loss, each)), len(each)
+    measured = medians(runs, rounds)
+
+    layer_weights = sum(p.numel() for p in ours.model.layers.parameters())
+    head_weights = ours.get_output_embeddings().weight.numel()
+    groups = [whole[i : i + BATCH] for i in range(0, len(whole), BATCH)]
+    mine = [pack(group) for group in groups]
+    flops = 6 * layer_weights * sum(row["input_ids"].numel() for row in mine)
+    flops += 6 * head_weights * sum(len(row["targets"]) for row in mine)
+    tokens = sum(padded(group)["input_ids"].numel() for group in groups)
+    return {
+        "seconds": {who: value / counts[who] for who, value in measured.items()},
+        "difference": difference,
+        "share": flops / measured["sidgraft"] / flops_roof(torch.bfloat16),
+        "padding": 1 - sum(map(len, whole)) / tokens,
+        "limit": 6 * (layer_weights + head_weights) * tokens / flops,
+        "supervised": supervised,
+    }
 
 
 def last_item(sample: Sample, prompts: NextItem) -> Sample:

