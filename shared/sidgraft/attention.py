@@ -38,16 +38,11 @@ class Packing:
     first_U: torch.Tensor | None = None  # the first t for which a token of the row stands
 
     @staticmethod
-    def of(
-        lengths: list[int],
-        device: torch.device | str = "cpu",
-        row_T: torch.Tensor | None = None,
-        first_U: torch.Tensor | None = None,
-    ) -> Packing:
-        """The packing of sequences with these lengths, in this order."""
+    def of(lengths: list[int], device: torch.device | str = "cpu") -> Packing:
+        """The packing of sequences with these lengths, in this order, that share nothing."""
         longest = max(lengths)
         padded_T = torch.cat([torch.arange(n) + b * longest for b, n in enumerate(lengths)])
-        return Packing(torch.tensor(lengths, device=device), padded_T.to(device), len(lengths), longest, row_T, first_U)
+        return Packing(torch.tensor(lengths, device=device), padded_T.to(device), len(lengths), longest)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
         """The same packing on another device; data loaders move batches by this method."""
@@ -66,10 +61,9 @@ class Packing:
         """Position of each token of the row in its own sequence, [1, U]."""
         return (self.places_U % self.longest).unsqueeze(0)
 
-    @property
-    def last_B(self) -> torch.Tensor:
-        """Index of each sequence's last token among those of all sequences."""
-        return self.lengths_B.cumsum(0) - 1
+    def rows(self, at: torch.Tensor) -> torch.Tensor:
+        """Where in the row tokens stand that are given by their number among the T of all sequences."""
+        return at if self.row_T is None else self.row_T[at]
 
     def spread(self, packed_1HUd: torch.Tensor) -> torch.Tensor:
         """A packed tensor [1, H, U, d] as [T, H, d]: what sequences share is written out for each.
@@ -79,6 +73,8 @@ class Packing:
         rows_UHd = packed_1HUd[0].transpose(0, 1)
         if self.row_T is None:
             return rows_UHd
+        if not rows_UHd.requires_grad:
+            return rows_UHd[self.row_T]
         wide = torch.promote_types(rows_UHd.dtype, torch.float32)
         return embedding(self.row_T, rows_UHd.flatten(1).to(wide)).to(rows_UHd.dtype).view(-1, *rows_UHd.shape[1:])
 
@@ -105,12 +101,22 @@ class Packing:
         return replace(part, row_T=row_T, first_U=(mask_T.cumsum(0) - 1)[self.first_U[kept_U]])
 
 
-def shared_beginnings(sequences: list[np.ndarray], alone_T: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Find the tokens of sequences before which, and in which, they are alike.
+def pack_sequences(sequences: list[np.ndarray], alone_T: np.ndarray | None = None) -> tuple[torch.Tensor, Packing]:
+    """A packed row [1, U] of sequences of token ids, none of them empty, and its packing.
 
-    ``alone_T`` marks tokens, of all sequences end to end, that get a place of their own in any case. Returns
-    ``row_T`` and ``first_U`` of a `Packing`, or None when there is nothing to share.
+    What sequences begin with alike stands in the row once; tokens marked in ``alone_T``, which are numbered through
+    all sequences, have a place of their own in any case.
     """
+    packing, ids_T = Packing.of([len(s) for s in sequences]), np.concatenate(sequences)
+    row_T, first_U = shared_beginnings(sequences, np.zeros(len(ids_T), bool) if alone_T is None else alone_T)
+    if len(first_U) < len(row_T):
+        packing = replace(packing, row_T=torch.from_numpy(row_T), first_U=torch.from_numpy(first_U))
+        ids_T = ids_T[first_U]
+    return torch.from_numpy(ids_T).long().unsqueeze(0), packing
+
+
+def shared_beginnings(sequences: list[np.ndarray], alone_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``row_T`` and ``first_U`` of a `Packing` for `pack_sequences`."""
     lengths_B = np.array([len(s) for s in sequences])
     inside_BS = np.arange(lengths_B.max()) < lengths_B[:, None]
     ids_BS = np.full(inside_BS.shape, -1, np.int64)
@@ -128,8 +134,6 @@ def shared_beginnings(sequences: list[np.ndarray], alone_T: np.ndarray) -> tuple
     np.minimum.at(least_T, same_T, own_T)  # of those that are the same, the first
     same_T = np.where(alone_T, own_T, least_T[same_T])
     first_U = np.flatnonzero(same_T == own_T)
-    if len(first_U) == len(same_T):
-        return None
     return np.searchsorted(first_U, same_T), first_U
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sidgraft.attention import BeamCache, Packing
+from sidgraft.attention import BeamCache, pack_sequences
 from sidgraft.progress import Progress
 from sidgraft.sids import SidVocabulary
 from sidgraft.trie import Trie
@@ -45,11 +45,11 @@ def beam_search(
     number of items where that is smaller.
     """
     device = model.device
-    packing = Packing.of([len(p) for p in prompts], device)
-    ids_1T = torch.from_numpy(np.concatenate(prompts)).long().to(device).unsqueeze(0)
+    ids_1U, packing = pack_sequences(prompts)
+    ids_1U, packing = ids_1U.to(device), packing.to(device)
     cache = BeamCache(packing)
-    hidden = _hidden(model, ids_1T, packing.positions_1U, packing=packing, beams=cache)
-    hidden_BGD = hidden[0, packing.last_B].unsqueeze(1)
+    hidden = _hidden(model, ids_1U, packing.positions_1U, packing=packing, beams=cache)
+    hidden_BGD = hidden[0, packing.rows(packing.lengths_B.cumsum(0) - 1)].unsqueeze(1)
     node_BG = torch.zeros(len(prompts), 1, dtype=torch.long, device=device)
     score_BG = torch.zeros(len(prompts), 1, device=device)
     nodes = []

@@ -26,7 +26,7 @@ from torch.nn.functional import embedding
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from sidgraft.attention import Packing, Prefix, shared_beginnings, use_packed_attention
+from sidgraft.attention import Packing, Prefix, pack_sequences, use_packed_attention
 from sidgraft.checkpoints import explain_failed_write
 from sidgraft.checks import one_of
 from sidgraft.losses import chunked_cross_entropy
@@ -58,26 +58,20 @@ def pack(samples: list[Sample]) -> dict[str, Any]:
     The logits that predict token t stand at token t - 1 of the same sample. What stands behind the last of them is
     left out, and what samples begin with alike, up to where logits are needed, stands in the row once.
     """
-    targets_S = [np.flatnonzero(s.target_S) for s in samples]
-    inputs = [s.ids_S[: max(targets_M[-1:], default=1)] for s, targets_M in zip(samples, targets_S, strict=True)]
-    lengths = [len(ids) for ids in inputs]
-    starts = np.cumsum(lengths) - lengths
-    supervised_M = np.concatenate([start + m - 1 for start, m in zip(starts, targets_S, strict=True)])
-    ids_U = np.concatenate(inputs)
-    alone_T = np.zeros(len(ids_U), bool)
-    alone_T[supervised_M] = True
-    shared = shared_beginnings(inputs, alone_T)
-    if shared is not None:
-        row_T, first_U = shared
-        ids_U, supervised_M = ids_U[first_U], row_T[supervised_M]
-        shared = torch.from_numpy(row_T), torch.from_numpy(first_U)
-    packing = Packing.of(lengths, "cpu", *(shared or ()))
+    targets = [np.flatnonzero(s.target_S) for s in samples]
+    inputs = [s.ids_S[: max(places[-1:], default=1)] for s, places in zip(samples, targets, strict=True)]
+    lengths = np.array([len(ids) for ids in inputs])
+    starts = lengths.cumsum() - lengths
+    predicting_M = np.concatenate([start + places - 1 for start, places in zip(starts, targets, strict=True)])
+    alone_T = np.zeros(lengths.sum(), bool)
+    alone_T[predicting_M] = True
+    ids_1U, packing = pack_sequences(inputs, alone_T)
     return {
-        "input_ids": torch.from_numpy(ids_U).unsqueeze(0),
+        "input_ids": ids_1U,
         "position_ids": packing.positions_1U,
         "packing": packing,
-        "supervised": torch.from_numpy(supervised_M),
-        "targets": torch.from_numpy(np.concatenate([s.ids_S[m] for s, m in zip(samples, targets_S, strict=True)])),
+        "supervised": packing.rows(torch.from_numpy(predicting_M)),
+        "targets": torch.from_numpy(np.concatenate([s.ids_S[s.target_S] for s in samples])),
     }
 
 

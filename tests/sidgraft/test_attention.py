@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from sidgraft import attention
-from sidgraft.attention import Packing, Prefix, shared_beginnings
+from sidgraft.attention import Packing, Prefix, pack_sequences, shared_beginnings
 from sidgraft.memory import keep_freed_memory
 
 
@@ -70,12 +70,9 @@ def test_the_rest_of_sequences_attends_to_what_was_kept_of_their_beginnings(monk
 SHARED = [[1, 1, 2, 0, 1], [1, 2], [1, 1, 2, 1, 1, 0], [1, 1, 2, 0, 2], [0, 1], [1, 1]]
 
 
-def share(sequences, alone_T=None):
-    """The packing of sequences that share beginnings, and for each token of them its place in the row."""
-    sequences = [np.array(s) for s in sequences]
-    alone_T = np.zeros(sum(map(len, sequences)), bool) if alone_T is None else alone_T
-    row_T, first_U = map(torch.from_numpy, shared_beginnings(sequences, alone_T))
-    return Packing.of([len(s) for s in sequences], "cpu", row_T, first_U)
+def share(sequences):
+    """The packing of sequences that share beginnings."""
+    return pack_sequences([np.array(s) for s in sequences])[1]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -97,7 +94,9 @@ def test_tokens_share_a_place_where_all_up_to_them_is_alike_and_nowhere_else(see
 
 
 def test_sequences_that_begin_differently_share_nothing():
-    assert shared_beginnings([np.array([1, 2]), np.array([2, 2]), np.array([3])], np.zeros(5, bool)) is None
+    ids_1U, packing = pack_sequences([np.array([1, 2]), np.array([2, 2]), np.array([3])])
+    assert ids_1U.tolist() == [[1, 2, 2, 2, 3]]
+    assert packing.row_T is None
 
 
 @pytest.mark.parametrize("short", [0, 512], ids=["fused", "products"])
