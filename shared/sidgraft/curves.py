@@ -1,4 +1,4 @@
-"""The report's curves as rows: what training logged by optimizer step, the headline metric by epochs of grounding.
+"""The report's curves as rows: what training logged by step, the headline metric by epochs of grounding.
 
 The page draws these rows, and curves.csv and curves.parquet hold them.
 """
@@ -10,29 +10,51 @@ from typing import Any
 import pyarrow as pa
 
 from sidgraft import results, variants
+from sidgraft.artifacts import Artifact
 from sidgraft.results import MODEL, Variant
 
 DECIDING = ("recall@5", "ndcg@5")  # validation figures of which a run has one, that of its best epoch
+QUANTIZER = "training.json"  # in the artifact semantic_ids, of RQ-VAE
 FIGURES = ("loss", "recall@5", "recall@10", "ndcg@5", "ndcg@10")
 
 COLUMNS = pa.schema(
     [
-        ("variant", pa.string()),  # of stage evaluate without its depth: centroid+cpt of centroid+cpt@4
+        ("variant", pa.string()),  # of stage evaluate without its depth: centroid+cpt of centroid+cpt@4; see stage
         ("seed", pa.int64()),
-        ("stage", pa.string()),  # ground or finetune: figures of its training log; evaluate: the headline metric
+        # ground or finetune: figures of its training log; evaluate: the headline metric; quantize: the training of the
+        # quantizer (RQ-VAE), which all variants share, so that variant and seed are null
+        ("stage", pa.string()),
         ("step", pa.int64()),  # optimizer steps taken, a warm-up on a grounding corpus included; null for evaluate
         ("epoch", pa.float64()),  # passes that these are; for evaluate, those of grounding
-        ("figure", pa.string()),  # loss, or Recall or composite NDCG of the validation part, such as recall@5
+        # loss, or Recall or composite NDCG of the validation part, such as recall@5; of quantize held_out_error,
+        # collision_rate, and utilisation_level_1, perplexity_level_1 and so on
+        ("figure", pa.string()),
         ("value", pa.float64()),
-        ("is_t_star", pa.bool_()),  # whether the weights after this step of finetune were kept
+        ("is_t_star", pa.bool_()),  # whether the weights after this step of finetune, or of quantize, were kept
     ]
 )
 
 
-def rows(given: list[Variant]) -> list[dict[str, Any]]:
-    """Return the rows of COLUMNS: the training of each variant in the given order, then the depths of grounding."""
+def rows(given: list[Variant], semantic_ids: Artifact) -> list[dict[str, Any]]:
+    """Return the rows of COLUMNS: the quantizer, the training of each variant as given, the depths of grounding."""
     measured = [v for v in given if v.metrics is not None]
-    return [row for v in given for row in training(v)] + depths(measured, results.headline_k(measured))
+    trained = [row for v in given for row in training(v)]
+    return quantizer(semantic_ids) + trained + depths(measured, results.headline_k(measured))
+
+
+def quantizer(semantic_ids: Artifact) -> list[dict[str, Any]]:
+    """Return the rows of a quantizer that was trained by steps, and none of another."""
+    if not (semantic_ids.path / QUANTIZER).is_file():
+        return []
+    record = semantic_ids.read_json(QUANTIZER)
+    made = []
+    for entry in record["log"]:
+        figures = {name: entry[name] for name in ("held_out_error", "collision_rate")}
+        for name in ("utilisation", "perplexity"):
+            figures |= {f"{name}_level_{level}": value for level, value in enumerate(entry[name], 1)}
+        at, kept = (entry["step"], float(entry["epoch"])), entry["step"] == record["best_step"]
+        made += [_row(None, None, "quantize", *at, name, value, kept) for name, value in figures.items()]
+    return made
 
 
 def training(variant: Variant) -> list[dict[str, Any]]:
@@ -77,6 +99,13 @@ def _kept_step(log: list[dict[str, Any]]) -> int | None:
 
 
 def _row(
-    variant: str, seed: int, stage: str, step: int | None, epoch: float | None, figure: str, value: float, kept: bool
+    variant: str | None,
+    seed: int | None,
+    stage: str,
+    step: int | None,
+    epoch: float | None,
+    figure: str,
+    value: float,
+    kept: bool,
 ) -> dict[str, Any]:
     return dict(zip(COLUMNS.names, (variant, seed, stage, step, epoch, figure, float(value), kept), strict=True))

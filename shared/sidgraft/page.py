@@ -379,9 +379,9 @@ def id_definitions(semantic_ids: Artifact) -> dict[str, str]:
 
 def id_curves(semantic_ids: Artifact) -> dict[str, Any]:
     """Return the curves of a quantizer that was trained (RQ-VAE), error, collisions and use, and the levels' names."""
-    if not (semantic_ids.path / "training.json").is_file():
+    if not (semantic_ids.path / curves.QUANTIZER).is_file():
         return {"charts": [], "levels": []}
-    record = semantic_ids.read_json("training.json")
+    record = semantic_ids.read_json(curves.QUANTIZER)
     log, step = record["log"], "training step"
     errors = _points(log, "held_out_error")
     kept = _nearest(errors, record["best_step"])

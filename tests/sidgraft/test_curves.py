@@ -123,6 +123,33 @@ def test_depths_of_grounding_have_a_row_for_each_seed_and_no_other_variant_has_o
     ]
 
 
+def test_the_training_of_a_quantizer_stands_first_and_belongs_to_no_variant(tmp_path: Path) -> None:
+    log = [
+        {"step": 50, "epoch": 2, "held_out_error": 0.5, "collision_rate": 0.25, "utilisation": [1.0, 0.75],
+         "perplexity": [3.5, 2.0], "loss": 9.0},
+        {"step": 100, "epoch": 4, "held_out_error": 0.25, "collision_rate": 0.5, "utilisation": [0.5, 1.0],
+         "perplexity": [4.0, 3.0], "loss": 8.0},
+    ]  # fmt: skip
+    (tmp_path / "training.json").write_text(json.dumps({"log": log, "best_step": 100}))
+    ids = Artifact(tmp_path, "", "quantize", "", {}, {}, {})
+    variant = Variant("mean", 0, geometry={"training": training(tmp_path / "hand", FINETUNE, t_star=3)})
+    rows = [tuple(row.values()) for row in curves.rows([variant], ids)]
+    assert rows[:12] == [
+        (None, None, "quantize", *at, name, value, kept)
+        for at, kept, values in (
+            ((50, 2.0), False, (0.5, 0.25, 1.0, 0.75, 3.5, 2.0)),
+            ((100, 4.0), True, (0.25, 0.5, 0.5, 1.0, 4.0, 3.0)),
+        )
+        for name, value in zip(
+            ("held_out_error", "collision_rate", "utilisation_level_1", "utilisation_level_2", "perplexity_level_1",
+             "perplexity_level_2"), values, strict=True,
+        )
+    ]  # fmt: skip
+    assert rows[12:] == [tuple(row.values()) for row in curves.training(variant)]
+    (tmp_path / "training.json").unlink()
+    assert curves.rows([variant], ids) == curves.training(variant)
+
+
 def test_a_failed_variant_has_no_rows_and_the_files_stand_nevertheless(tmp_path: Path) -> None:
     shared_data(tmp_path)
     kinds = ("metrics", "recommendations", "diagnostics")

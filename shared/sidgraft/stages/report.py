@@ -34,7 +34,8 @@ def report(
 
     Each table is a CSV and a Parquet file: metrics has a row for each figure of each run, summary the mean and standard
     deviation over the seeds, comparisons the paired tests of every variant with the baselines and the other variants,
-    curves the loss and the validation figures at each optimizer step, with t*, and the metric by epochs of grounding.
+    curves the loss and the validation figures at each optimizer step, with t*, the metric by epochs of grounding, and
+    the training of an RQ-VAE.
 
     Args:
         metrics: Directories of the metrics artifacts, one a variant. One that holds a failure is shown as failed.
@@ -74,7 +75,7 @@ def report(
             ("metrics", COLUMNS, rows),
             ("summary", results.SUMMARY, results.summary(measured)),
             ("comparisons", comparisons.COLUMNS, compared),
-            ("curves", curves.COLUMNS, curves.rows(variants)),
+            ("curves", curves.COLUMNS, curves.rows(variants, codes)),
         ):
             draft.write_table(f"{name}.parquet", pa.Table.from_pylist(table, schema=schema))
             _write_csv(draft.path / f"{name}.csv", schema.names, table)
