@@ -14,6 +14,7 @@ H heads · d head width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,10 +47,15 @@ class Packing:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
         """The same packing on another device; data loaders move batches by this method."""
-        move = lambda t: None if t is None else t.to(device, non_blocking=non_blocking)  # noqa: E731
-        parts = (self.lengths_B, self.padded_T, self.row_T, self.first_U)
-        lengths_B, padded_T, row_T, first_U = map(move, parts)
-        return Packing(lengths_B, padded_T, self.batch, self.longest, row_T, first_U)
+        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Packing:
+        """The same packing in memory that a GPU copies from by itself; data loaders pin batches by this method."""
+        return self._with(torch.Tensor.pin_memory)
+
+    def _with(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> Packing:
+        parts = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return replace(self, **{name: moved(tensor) for name, tensor in parts.items()})
 
     @property
     def places_U(self) -> torch.Tensor:

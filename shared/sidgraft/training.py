@@ -243,6 +243,8 @@ def arguments(
         report_to=report_to,
         disable_tqdm=True,
         remove_unused_columns=False,
+        # lays out the next batch while the GPU works on this one; on a CPU it would only take time from it
+        dataloader_num_workers=int(torch.cuda.is_available()),
         use_cpu=not torch.cuda.is_available(),
         ddp_find_unused_parameters=False,
         **settings,

@@ -99,6 +99,15 @@ def test_sequences_that_begin_differently_share_nothing():
     assert packing.row_T is None
 
 
+def test_a_packing_goes_to_another_device_whole():
+    packing = share(SHARED)
+    moved = packing.to("meta")
+    tensors = ("lengths_B", "padded_T", "row_T", "first_U")
+    assert {getattr(moved, name).device.type for name in tensors} == {"meta"}
+    assert (moved.batch, moved.longest) == (packing.batch, packing.longest) == (6, 6)
+    assert Packing.of([2, 1]).to("meta").row_T is None
+
+
 @pytest.mark.parametrize("short", [0, 512], ids=["fused", "products"])
 def test_a_row_that_holds_shared_beginnings_once_attends_as_all_written_out_and_so_do_its_gradients(monkeypatch, short):
     monkeypatch.setattr(attention, "SHORT", short)

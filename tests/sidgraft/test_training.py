@@ -182,6 +182,19 @@ def test_the_fine_tuning_loss_and_all_gradients_equal_the_stock_models(tmp_path,
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
+def test_batches_that_another_process_lays_out_are_the_same(tmp_path):
+    found = []
+    for workers in (0, 1):
+        model, vocabulary, _ = make()
+        supervise(model.float())
+        settings = arguments(tmp_path, checkpoints=False, batch_size=4, seed=0, max_steps=2, learning_rate=1e-3)
+        settings.dataloader_num_workers = workers
+        samples = Samples(alike(vocabulary))
+        GraftTrainer(model=model, args=settings, train_dataset=samples, data_collator=pack).train()
+        found.append(model.state_dict())
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+
+
 def test_a_supervised_model_still_gives_logits_when_it_has_no_targets():
     model, _, _ = make()
     ids = torch.arange(5)[None]
