@@ -51,7 +51,7 @@ def main() -> None:
             "sentence-transformers": (seconds["sentence-transformers"] / mine, 1.7),
             "unsorted loop": (seconds["unsorted loop"] / mine, 6),
         },
-        equal={"lowest cosine": cosine},
+        equal={"cosines at least 0.999": cosine >= 0.999, "lowest cosine": cosine},
         roof={"share of bf16 matrix products": 2 * weights * tokens / mine / flops_roof(torch.bfloat16)},
         seconds=seconds,
         about=f"MiniLM, {count} texts, {tokens} tokens",

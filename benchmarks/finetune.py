@@ -40,6 +40,7 @@ def main() -> None:
         for who, goal in ((PREFIX, 4), (PADDED, 1.3)):
             if who in found["seconds"]:
                 ratios[f"{who}{name}"] = (found["seconds"][who] / found["seconds"]["sidgraft"], goal)
+        equal[f"same loss in float32{name}"] = found["difference"] < 1e-4
         equal[f"loss difference in float32{name}"] = found["difference"]
         shares[f"share of bf16 matrix products{name}"] = found["share"]
         shares[f"share of padding in the peer's rows{name}"] = found["padding"]

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from measure import bandwidth_roof, options, report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +58,9 @@ def main() -> None:
         wall = timed(lambda: subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL))
         ours = sum(size(artifacts / name) for name in BEFORE)
         checkpoint = sum(file.stat().st_size for file in (artifacts / "model").rglob("*.safetensors"))
-        same = {path.name for path in artifacts.iterdir()} == {n for out in OUTPUTS.values() for n in out.values()}
+        wrote = {path.name for path in artifacts.iterdir()} == {n for out in OUTPUTS.values() for n in out.values()}
+        (found,) = (Path(folder) / "run" / "artifacts").rglob("out_recommendations/recommendations.parquet")
+        same = pq.read_table(found).equals(pq.read_table(artifacts / "recommendations" / "recommendations.parquet"))
     compute = sum(seconds.values())
     alone = {f"{name}, alone": value for name, value in seconds.items()}
     report(
@@ -67,7 +70,7 @@ def main() -> None:
             "the stages' own work, times 1.15": (1.15 * compute / wall, 1),
             "whole checkpoints handed on, in bytes": ((ours + 2 * checkpoint) / ours, 20),
         },
-        equal={"all stages wrote their artifacts": same},
+        equal={"all stages wrote their artifacts": wrote, "same recommendations": same},
         roof={"seconds to read those bytes at memory speed": ours / bandwidth_roof()},
         seconds=alone | {"all, alone": compute, "pipeline": wall},
         about=f"preset {preset} {' '.join(changes)}".strip(),

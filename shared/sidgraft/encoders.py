@@ -8,8 +8,11 @@ Shapes: N items (or texts) · B texts in a batch · T tokens, padding included �
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import queue
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,20 +107,15 @@ def _sentence_transformer(model: Any, max_tokens: int, batch_tokens: int) -> Enc
     for module in others:
         module.float()
     model.eval()
+    copies = [model, *(copy.deepcopy(model).to(device) for device in _other_devices(model.device))]
 
-    @torch.inference_mode()
     def encode(texts: list[str], advance: Callable[[int], Any]) -> tuple[np.ndarray, int]:
         # split_special_tokens: "[SEP]" or "<|im_end|>" in an item's text is text.
         ids = tokenizer(texts, truncation=True, max_length=limit, split_special_tokens=True)["input_ids"]
         lengths = np.array([len(i) for i in ids])
         vectors_ND = np.empty((len(texts), width), np.float32)
-        for rows in _batches(lengths, batch_tokens):
-            features = _pad([ids[r] for r in rows], tokenizer)
-            features = first({name: value.to(model.device) for name, value in features.items()})
-            features["token_embeddings"] = features["token_embeddings"].float()
-            for module in others:
-                features = module(features)
-            vectors_ND[rows] = features["sentence_embedding"].float().cpu().numpy()
+        for rows, vectors_BD in _on_all(copies, ids, _batches(lengths, batch_tokens), tokenizer):
+            vectors_ND[rows] = vectors_BD
             advance(len(rows))
         return vectors_ND, _count_longer([texts[r] for r in np.flatnonzero(lengths == limit)], tokenizer, limit)
 
@@ -134,6 +132,49 @@ def _sentence_transformer(model: Any, max_tokens: int, batch_tokens: int) -> Enc
         },
         encode=encode,
     )
+
+
+def _other_devices(device: torch.device) -> list[torch.device]:
+    """The visible GPUs beside the one that a model is on; none when it is on a CPU."""
+    if device.type != "cuda":
+        return []
+    return [torch.device("cuda", n) for n in range(torch.cuda.device_count()) if n != (device.index or 0)]
+
+
+def _on_all(
+    copies: list[Any], ids: list[list[int]], batches: Iterator[np.ndarray], tokenizer: Any
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield rows and their vectors; each copy of the model, on a device of its own, takes the next batch when free.
+
+    Threads are enough: what takes the time runs on the devices.
+    """
+    free = queue.SimpleQueue()
+    for model in copies:
+        free.put(model)
+
+    def run(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        model = free.get()
+        try:
+            return rows, _vectors(model, _pad([ids[r] for r in rows], tokenizer))
+        finally:
+            free.put(model)
+
+    if len(copies) == 1:  # an error then keeps its own traceback, and Ctrl-C ends the batch
+        yield from map(run, batches)
+        return
+    with ThreadPoolExecutor(len(copies)) as pool:
+        yield from pool.map(run, batches)
+
+
+@torch.inference_mode()
+def _vectors(model: Any, features: dict[str, torch.Tensor]) -> np.ndarray:
+    """Vectors [B, D] in float32 of a padded batch."""
+    first, *others = model
+    features = first({name: value.to(model.device) for name, value in features.items()})
+    features["token_embeddings"] = features["token_embeddings"].float()
+    for module in others:
+        features = module(features)
+    return features["sentence_embedding"].float().cpu().numpy()
 
 
 def _count_longer(texts: list[str], tokenizer: Any, limit: int) -> int:

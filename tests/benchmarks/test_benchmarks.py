@@ -1,5 +1,6 @@
 """The benchmarks' own promises: results are rendered, not copied; the GPU script runs; growth is fitted right."""
 
+import argparse
 import importlib.util
 import json
 import os
@@ -60,6 +61,19 @@ def test_quick_and_busy_runs_are_not_recorded(monkeypatch, tmp_path, capsys):
     assert "| decode | a peer | 3 | 2 | yes |" in every.PAGE.read_text(encoding="utf-8")
 
 
+def test_a_benchmark_whose_answers_differ_has_no_result(monkeypatch, capsys):
+    measure = load("measure", monkeypatch)
+    args = argparse.Namespace(json=True, quick=True)
+    settings = {"roof": {"share": 0.5}, "seconds": {"sidgraft": 1.0, "a peer": 3.0}, "about": "a size"}
+    measure.report(args, "decode", {"a peer": (3.0, 2)}, equal={"same": True, "cosine": 0.9}, **settings)
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"name", "ratio", "goal", "ratios", "equal", "roof"} <= line.keys()
+    assert (line["ratio"], line["goal"], line["ratios"]) == (3.0, 2, {"a peer": [3.0, 2]})
+    with pytest.raises(SystemExit, match="decode: not the same as the peer: same"):
+        measure.report(args, "decode", {"a peer": (3.0, 2)}, equal={"same": False, "cosine": 0.9}, **settings)
+    assert capsys.readouterr().out == ""
+
+
 def test_the_exponent_of_growth_is_that_of_the_two_largest_sizes(monkeypatch):
     growth = load("growth", monkeypatch)
     rows = [{"items": n, "seconds": 5 + 1e-6 * n**1.5, "megabytes": 0.5} for n in (10**4, 10**7, 10**8)]
@@ -68,15 +82,21 @@ def test_the_exponent_of_growth_is_that_of_the_two_largest_sizes(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
-def test_growth_counts_what_a_part_holds_at_most_and_not_what_its_inputs_held(monkeypatch, tmp_path):
-    growth = load("growth", monkeypatch)
+def test_growth_counts_what_a_part_holds_at_most_and_not_what_its_inputs_held(tmp_path):
+    """In a process of its own, as the benchmark's parts: another test's freed memory would be used again."""
+    program = """
+import json, pathlib, growth
 
-    def part(items, folder):
-        inputs = bytearray(b"1") * (items << 20)
-        del inputs
-        return lambda: len(bytearray(b"1") * (40 << 20)), {"fact": 1}
+def part(items, folder):
+    inputs = bytearray(b"1") * (items << 20)
+    del inputs
+    return lambda: len(bytearray(b"1") * (40 << 20)), {"fact": 1}
 
-    found = growth.measure(part, 200, tmp_path)
+print(json.dumps(growth.measure(part, 200, pathlib.Path())))
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(BENCHMARKS), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
     assert found["fact"] == 1
     assert 38 <= found["megabytes"] < 60
 

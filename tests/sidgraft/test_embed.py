@@ -102,6 +102,25 @@ def test_padding_side_and_batching_do_not_matter():
     np.testing.assert_allclose(together, one_by_one, atol=1e-5)
 
 
+@needs_minilm
+def test_copies_on_several_devices_share_the_batches(monkeypatch):
+    texts = list(TEXTS.values()) * 2
+    alone = encoders.load(MINILM, max_tokens=64, batch_tokens=64, dtype=torch.float32)
+    monkeypatch.setattr(encoders, "_other_devices", lambda device: [torch.device("cpu")] * 2)
+    several = encoders.load(MINILM, max_tokens=64, batch_tokens=64, dtype=torch.float32)
+    used, vectors = set(), encoders._vectors
+    monkeypatch.setattr(
+        encoders, "_vectors", lambda model, features: (used.add(id(model)), vectors(model, features))[1]
+    )
+    done = []
+    found, truncated = several.encode(texts, done.append)
+    assert len(used) == 3
+    assert sum(done) == len(texts)
+    expected, expected_truncated = alone.encode(texts, lambda n: None)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert truncated == expected_truncated
+
+
 def test_batches_cover_all_rows_within_the_budget():
     lengths = np.random.default_rng(0).integers(1, 50, 300)
     batches = list(encoders._batches(lengths, 200))
