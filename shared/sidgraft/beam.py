@@ -118,14 +118,13 @@ def _step(
 
     Beams are kept in SID order, so candidates stand in SID order and a stable sort breaks ties by it.
     """
-    child_BGC, exists_BGC = trie.children(depth, node_BG)
+    child_BGC, absent_BGC = trie.children(depth, node_BG)
     code_BGC = trie.codes[depth][child_BGC]
-    logp_BGC = logp_BGK.gather(2, code_BGC).masked_fill(~exists_BGC, float("-inf"))
+    logp_BGC = logp_BGK.gather(2, code_BGC).masked_fill_(absent_BGC, float("-inf"))
     if renormalise:
         logp_BGC = logp_BGC - logp_BGC.logsumexp(dim=2, keepdim=True)
     total = (score_BG[..., None] + logp_BGC).flatten(1)
-    kept = min(beams, total.shape[1])
-    chosen = total.sort(dim=1, descending=True, stable=True).indices[:, :kept].sort(dim=1).values
+    chosen = _first_of_best(total, min(beams, total.shape[1]))
     parent_BG = chosen // child_BGC.shape[2]
     return (
         parent_BG,
@@ -133,6 +132,18 @@ def _step(
         total.gather(1, chosen),
         code_BGC.flatten(1).gather(1, chosen),
     )
+
+
+def _first_of_best(total_BN: torch.Tensor, kept: int) -> torch.Tensor:
+    """Places [B, kept] of the largest float32 numbers of each row, of equal ones the first; in their order in the row.
+
+    `topk` leaves open which of equal numbers it takes, and a stable sort of all takes five times as long where there
+    are thousands. So each number and its place become one integer, of which no two are equal.
+    """
+    bits = (total_BN + 0.0).view(torch.int32)  # + 0.0, because -0.0 equals 0.0 and has other bits
+    rank = bits ^ (bits >> 31 & 0x7FFFFFFF)  # in the order of the numbers: of negative ones the bits count backwards
+    back_N = torch.arange(total_BN.shape[1] - 1, -1, -1, device=total_BN.device)
+    return (rank.long() << 32 | back_N).topk(kept, dim=1, sorted=False).indices.sort(dim=1).values
 
 
 @dataclass(frozen=True)

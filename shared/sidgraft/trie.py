@@ -47,14 +47,14 @@ class Trie:
         return nodes
 
     def children(self, depth: int, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Children of nodes at a depth: their numbers [..., C] at the next depth, and which of them exist.
+        """Children of nodes at a depth: their numbers [..., C] at the next depth, and which of them do not exist.
 
         C is the most children that any node of this depth has; a place without a child holds number 0.
         """
         first, end = self.first_child[depth][nodes], self.first_child[depth][nodes + 1]
         numbers = first[..., None] + torch.arange(self.most_children[depth], device=nodes.device)
-        exists = numbers < end[..., None]
-        return numbers.masked_fill(~exists, 0), exists
+        absent = numbers >= end[..., None]
+        return numbers.masked_fill_(absent, 0), absent
 
 
 def build_trie(codes_NL: np.ndarray) -> Trie:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sidgraft.attention import use_packed_attention
-from sidgraft.beam import batches_by_length, beam_search, decode
+from sidgraft.beam import _first_of_best, batches_by_length, beam_search, decode
 from sidgraft.models import add_tokens, load_base, put_rows
 from sidgraft.trie import build_trie
 
@@ -156,6 +156,16 @@ def test_it_is_told_at_which_level_the_target_was_lost():
 
 
 @pytest.mark.parametrize("seed", range(5))
+def test_the_best_candidates_are_the_first_of_a_stable_sort_whatever_ties(seed):
+    rng = np.random.default_rng(seed)
+    numbers = np.array([float("-inf"), -1e30, -2.5, -0.0, 0.0, 1e-40, 2.5, 3e38], np.float32)
+    total = torch.from_numpy(numbers[rng.integers(0, len(numbers), (4, 50))])
+    for kept in (1, 7, 50):
+        expected = total.sort(dim=1, descending=True, stable=True).indices[:, :kept].sort(dim=1).values
+        assert torch.equal(_first_of_best(total, kept), expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_the_trie_against_sets_of_prefixes(seed):
     codes_NL = catalog(seed=seed, items=int(np.random.default_rng(seed).integers(1, 60)))
     trie = build_trie(codes_NL)
@@ -163,8 +173,8 @@ def test_the_trie_against_sets_of_prefixes(seed):
     for depth in range(4):
         following = {}
         for prefix, node in frontier.items():
-            numbers, exists = trie.children(depth, torch.tensor([node]))
-            children = {int(trie.codes[depth][n]): int(n) for n in numbers[exists]}
+            numbers, absent = trie.children(depth, torch.tensor([node]))
+            children = {int(trie.codes[depth][n]): int(n) for n in numbers[~absent]}
             assert sorted(children) == sorted({int(c[depth]) for c in codes_NL if tuple(c[:depth]) == prefix})
             following |= {(*prefix, code): number for code, number in children.items()}
         frontier = following
