@@ -21,7 +21,7 @@ AT_ONCE = 8  # most centres that `sampled` draws the candidates of together
 # Points a centre of the samples: of k-means++, the first with rounds, the largest. With fewer than 64, rounds leave
 # centres that serve a point or two, whose levels then use fewer codes equally (seen: a perplexity of 205 for 225).
 START, FIRST, MOST = 16, 64, 256
-LEAST_GAIN = 3e-4  # of the error, that a round over a sample must bring for another one
+LEAST_GAIN = 6e-4  # of the error, that a round over a sample must bring for another one
 
 
 def nearest(points_Nd: torch.Tensor, centroids_Kd: torch.Tensor) -> torch.Tensor:

@@ -85,11 +85,10 @@ def normalise_(rows_Nd: torch.Tensor, *, zero: float) -> torch.Tensor:
     """
     lengths_N = torch.empty(len(rows_Nd), dtype=torch.float64)
     for chunk in kmeans.chunks(len(rows_Nd), rows_Nd.shape[1]):
-        rows_Bd = rows_Nd[chunk].double()
-        lengths_B = rows_Bd.square().sum(1).sqrt()
+        lengths_B = torch.linalg.vector_norm(rows_Nd[chunk], dim=1, dtype=torch.float64)
         lengths_B[lengths_B <= zero] = 0.0
         scale_B = torch.where(lengths_B > 0, 1 / lengths_B, 0.0)
-        rows_Nd[chunk] = (rows_Bd * scale_B[:, None]).float()
+        rows_Nd[chunk] *= scale_B.float()[:, None]
         lengths_N[chunk] = lengths_B
     return lengths_N
 
