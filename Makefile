@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo bench images wheels lock clean
+.PHONY: help setup test demo bench images manifests wheels lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/' | expand -t 20
@@ -49,6 +49,10 @@ bench: $(SETUP) ## measure against the peers, one benchmark after the other (ben
 images: ## build the container images; IMAGES="data cpu" for some
 	$(PYTHON) images/build.py $(IMAGES) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(BASE_IMAGE),--base-image $(BASE_IMAGE)) \
 		$(if $(PUSH),--push) $(if $(RELEASE),--release) $(if $(DOCKER_ARGUMENTS),-- $(DOCKER_ARGUMENTS))
+
+# For SIDGRAFT_REGISTRY, or REGISTRY=HOST/PATH; in every checkout before its first `kubectl apply -k`.
+manifests: ## write the names of this code's images into the manifests
+	$(if $(REGISTRY),SIDGRAFT_REGISTRY=$(REGISTRY) )$(PYTHON) images/manifests.py
 
 # For Python 3.11 on this machine's platform; what is not there as a wheel comes as source and is built in the image.
 wheels: ## download the packages of the images data and cpu into images/wheels, to build without network

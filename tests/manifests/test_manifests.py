@@ -4,7 +4,9 @@ Least rights, no secret, no way in, and pods as Pod Security `restricted` wants 
 """
 
 import re
+import shutil
 import subprocess
+import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
+from components import images
 from pipelines.placement import LABEL, SECRET_KEYS, profile_names, read_profile
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -25,12 +28,15 @@ OURS = "trainer.kubeflow.org/v1alpha1"  # the only kinds here that are not Kuber
 BUILT = [*OVERLAYS, "../import-model"]  # everything that is applied
 
 
-@cache
-def built(overlay):
-    command = [str(KUBECTL), "kustomize", str(MANIFESTS / "overlays" / overlay)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+def kustomized(folder):
+    shown = subprocess.run([str(KUBECTL), "kustomize", str(folder)], capture_output=True, text=True, check=True)
     assert "deprecated" not in shown.stderr
     return tuple(yaml.safe_load_all(shown.stdout))
+
+
+@cache
+def built(overlay):
+    return kustomized(MANIFESTS / "overlays" / overlay)
 
 
 def of_kind(overlay, kind):
@@ -114,10 +120,51 @@ def test_every_pod_is_restricted_has_limits_a_lasting_image_and_no_secret_in_it(
             }
             assert set(container["resources"]["limits"]) >= {"cpu", "memory"}
             assert container["resources"]["requests"] == container["resources"]["limits"]
-            assert re.search(r":v\d+\.\d+\.\d+$", container["image"])  # a tag that stays, never latest
+            name, _, tag = container["image"].rpartition(":")
+            assert f"/{name}".endswith(tuple(f"/{ours}" for ours in images.IMAGES.values()))
+            assert tag not in ("", "latest")  # one that stays
             assert not [e for e in container.get("env", []) if "KEY" in e["name"] and "value" in e]
             home = {e.get("value") for e in container.get("env", []) if e["name"] == "HOME"} or {"/cache"}
             assert {m["mountPath"] for m in container["volumeMounts"]} >= {"/tmp", *home}  # the root is read-only
+
+
+@pytest.fixture(scope="module")
+def with_images(tmp_path_factory):
+    """A checkout in which `make manifests` has been run: its folder, and what the command printed."""
+    checkout = tmp_path_factory.mktemp("checkout")
+    for folder in ("images", "manifests", "shared"):
+        kept_out = shutil.ignore_patterns("__pycache__", "*.whl", "*.egg-info")
+        shutil.copytree(MANIFESTS.parent / folder, checkout / folder, ignore=kept_out)
+    for file in ("Makefile", "pyproject.toml", "components/__init__.py", "components/images.py"):
+        (checkout / file).parent.mkdir(exist_ok=True)
+        shutil.copy(MANIFESTS.parent / file, checkout / file)
+    command = ["make", "--silent", f"PYTHON={sys.executable}", "REGISTRY=host.example:5000/team", "manifests"]
+    for _ in range(2):  # the second time over what the first has written
+        shown = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
+    return checkout, shown.stdout.split()
+
+
+@pytest.mark.parametrize("overlay", BUILT)
+def test_make_manifests_sets_the_image_of_every_pod_to_that_of_this_code_in_the_registry(overlay, with_images):
+    checkout, printed = with_images
+    names = sorted(set(images.IMAGES.values()))
+    expected = {name: f"host.example:5000/team/{name}:{images.code_tag(name)}" for name in names}
+    assert printed == list(expected.values())
+    resources = kustomized(checkout / "manifests" / "overlays" / overlay)
+    found = {(r["kind"], c["image"]) for r in resources for pod in pods(r) for c in pod["containers"]}
+    if overlay == "../import-model":
+        assert found == {("Job", expected["sidgraft/cpu"])}
+    else:
+        assert found == {("CronJob", expected["sidgraft/data"]), ("TrainingRuntime", expected["sidgraft/gpu"])}
+
+
+def test_an_overlay_of_ones_own_has_the_images_too(with_images):
+    checkout, printed = with_images
+    own = checkout / "manifests" / "overlays" / "own"
+    own.mkdir()
+    (own / "kustomization.yaml").write_text("resources: [../h100]\n")
+    found = {c["image"] for r in kustomized(own) for pod in pods(r) for c in pod["containers"]}
+    assert found == {image for image in printed if "/cpu:" not in image}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -239,8 +286,23 @@ def test_nobody_reaches_a_stage_and_a_stage_reaches_what_is_named(overlay):
     ports = {port["port"] for rule in exits for port in rule["ports"]}
     dns = 5353 if overlay == "openshift" else 53
     assert ports == {dns, 443, 6443, 8080, 8333, 8887, 8888, 9000}
-    anywhere = [to["ipBlock"] for rule in exits for to in rule["to"] if "ipBlock" in to]
+    blocks = [to["ipBlock"] for rule in exits for to in rule["to"] if "ipBlock" in to]
+    anywhere = [block for block in blocks if not block["cidr"].endswith("/32")]
+    assert anywhere
     assert all("169.254.169.254/32" in block["except"] for block in anywhere)  # a cloud's credentials of the node
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_names_are_asked_for_at_the_clusters_dns_and_at_the_cache_on_the_node_where_kubernetes_has_one(overlay):
+    (policy,) = (p for p in of_kind(overlay, "NetworkPolicy") if p["metadata"]["name"] == "sidgraft-dns")
+    (rule,) = policy["spec"]["egress"]
+    on_openshift = overlay == "openshift"  # its DNS listens on each node as a pod
+    port = 5353 if on_openshift else 53
+    assert {(p["protocol"], p["port"]) for p in rule["ports"]} == {("UDP", port), ("TCP", port)}
+    service, *cache_on_node = rule["to"]
+    namespace = "openshift-dns" if on_openshift else "kube-system"
+    assert service == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    assert cache_on_node == ([] if on_openshift else [{"ipBlock": {"cidr": "169.254.20.10/32"}}])
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -259,6 +321,9 @@ def test_the_import_of_a_model_has_an_end_and_the_labels_of_its_policies():
     assert command[:3] == ["python", "-m", "sidgraft.fetch"]
 
 
-def test_the_quota_counts_the_gpus_that_profiles_ask_for():
+def test_the_quota_is_what_a_training_on_the_runtimes_nodes_takes_each_as_large_as_a_task_of_the_profile():
     (quota,) = of_kind("h100", "ResourceQuota")
-    assert set(quota["spec"]["hard"]) == {"requests.nvidia.com/gpu"}
+    profile = read_profile("h100")
+    nodes = of_kind("h100", "TrainingRuntime")[0]["spec"]["mlPolicy"]["numNodes"]
+    largest = max(stage.gpus for stage in profile.stages.values())
+    assert quota["spec"]["hard"] == {f"requests.{profile.resource}": str(nodes * largest)}

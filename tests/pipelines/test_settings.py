@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.__main__ import _parser
+from pipelines.build import PIPELINES
 from pipelines.local import complete
-from pipelines.settings import PRESETS, SettingsError, preset_names, read_settings
+from pipelines.settings import PRESETS, SettingsError, pipeline_inputs_of, preset_names, read_settings
 from sidgraft.signatures import signature
 
 CHECKOUT = Path(__file__).parents[2]
@@ -144,6 +145,7 @@ def test_set_reads_lists():
         ("quantise_levels=4", "Did you mean quantize_levels?"),
         ("levels=4", "Did you mean quantize_levels?"),
         ("base_model=x", "Did you mean expand_base_model?"),
+        ("finetune.nodes=2", "Did you mean finetune_nodes?"),
         ("quantize_levels=four", "quantize_levels is 'four', expected int"),
         ("prepare_strict=maybe", "expected bool"),
         ("quantize_levels", "key=value"),
@@ -153,6 +155,25 @@ def test_a_wrong_set_is_told(assignment, message):
     with pytest.raises(SettingsError) as error:
         read_settings("smoke", [assignment])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("preset", ["smoke", "smoke-retrain", "study-quickstart"])
+def test_a_key_with_a_point_after_its_stage_is_told_with_the_input_of_that_name_and_no_other(preset):
+    for name in pipeline_inputs_of(read_settings(preset, []).pipeline):
+        dotted = name.replace("_", ".", 1)
+        if dotted != name:
+            with pytest.raises(SettingsError, match=rf"no input '{re.escape(dotted)}'\. Did you mean {name}\?$"):
+                read_settings(preset, [f"{dotted}=2"])
+
+
+def test_the_fields_that_are_filled_in_first_are_fields_of_the_forms():
+    text = (CHECKOUT / "docs/operations.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"## The form: what to fill in first\n.*?\n## ", text, re.DOTALL)
+    fields = set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE))))
+    assert {"catalog", "interactions", "expand_base_model"} <= fields
+    assert fields <= pipeline_inputs_of("train").keys()
+    required = {name for p in PIPELINES for name, parameter in pipeline_inputs_of(p).items() if parameter.required}
+    assert required <= set(re.findall(r"`([a-z_]+)`", table))
 
 
 @pytest.mark.parametrize(
