@@ -93,6 +93,11 @@ def test_a_change_of_code_or_of_packages_changes_the_tag(tmp_path, monkeypatch):
     with (tmp_path / "images/cpu/requirements.lock").open("a") as file:
         file.write("another==1.0\n")
     assert changed() == {"sidgraft/cpu"}
+    recipe = tmp_path / "images/data/Dockerfile"
+    other_base = re.sub(r"(?m)^ARG BASE_IMAGE=.*$", "ARG BASE_IMAGE=another:1", recipe.read_text())
+    assert other_base != recipe.read_text()
+    recipe.write_text(other_base)
+    assert changed() == {"sidgraft/cpu", "sidgraft/data"}
     with (tmp_path / "shared/sidgraft/artifacts.py").open("a") as file:
         file.write("\n")
     assert changed() == set(before)
