@@ -7,8 +7,9 @@ code, by `data`, `cpu`, `gpu`); `checkpoints` (a folder on s3:// for those of gr
 `secret` (the Kubernetes secret with the object store's credentials, empty for none); `service_account` (who the runs
 are that `submit` and `schedule` start, empty for the account of Kubeflow Pipelines); `queue` and `priority` (Kueue's
 queue and priority class, empty for none); `gpu` (what a stage with GPUs gets: `resource`, `node_selector`,
-`node_affinity`, `tolerations`); `defaults` (resources of every stage) and `stages` (what a stage has otherwise). It
-is applied when a pipeline is compiled; the local runner knows none of it.
+`node_affinity`, `tolerations`); `cpu` (the last three for the stages without); `defaults` (resources of every stage)
+and `stages` (what a stage has otherwise: resources, and `queue`, `priority`, `node_selector`, `node_affinity` or
+`tolerations` in place of those above). It is applied when a pipeline is compiled; the local runner knows none of it.
 """
 
 import difflib
@@ -29,9 +30,11 @@ PROFILES = Path(__file__).parent / "profiles"
 
 KEYS = (
     "description", "images", "checkpoints", "secret", "service_account", "queue", "priority",
-    "gpu", "defaults", "stages",
+    "gpu", "cpu", "defaults", "stages",
 )  # fmt: skip
-GPU_KEYS = ("resource", "node_selector", "node_affinity", "tolerations")
+NODE_KEYS = ("node_selector", "node_affinity", "tolerations")
+GPU_KEYS = ("resource", *NODE_KEYS)
+QUEUE_KEYS = ("queue", "priority")
 TOLERATION_KEYS = ("key", "operator", "value", "effect")
 AFFINITY_KEYS = ("key", "operator", "values")
 RESOURCE_KEYS = ("cpu", "memory", "gpus", "shm", "timeout", "retries", "backoff", "cache")
@@ -73,11 +76,17 @@ class Resources:
     gpus: int = 0
     shm: int = 0
     cache: bool = True
+    queue: str = ""
+    priority: str = ""
+    nodes: Mapping[str, Any] = field(default_factory=dict)  # of NODE_KEYS those that are the stage's own
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile, read and checked: the resources of every stage, and how a stage with GPUs finds its node."""
+    """A profile, read and checked: the resources of every stage, and how stages find their nodes.
+
+    ``gpu`` and ``cpu`` hold what is set of NODE_KEYS for the stages with and without GPUs.
+    """
 
     name: str
     stages: Mapping[str, Resources]
@@ -85,12 +94,9 @@ class Profile:
     checkpoints: str = ""
     secret: str = ""
     service_account: str = ""
-    queue: str = ""
-    priority: str = ""
     resource: str = ""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    node_affinity: tuple[Mapping[str, Any], ...] = ()
-    tolerations: tuple[Mapping[str, str], ...] = ()
+    gpu: Mapping[str, Any] = field(default_factory=dict)
+    cpu: Mapping[str, Any] = field(default_factory=dict)
 
     def image(self, stage: str) -> str | None:
         """Return the image that the profile sets for a stage; None where it keeps ours."""
@@ -117,17 +123,15 @@ def read_profile(name: str) -> Profile:
     where = f"profile {file.stem}"
     content = _mapping(content, KEYS, where)
     gpu = _mapping(content.get("gpu"), GPU_KEYS, f"{where}: gpu")
+    gpu_nodes = _nodes(gpu, f"{where}: gpu")
     stages = _stages(content, where)
-    with_gpus = [stage for stage, resources in stages.items() if resources.gpus]
-    if with_gpus and not (gpu.get("resource") and (gpu.get("node_selector") or gpu.get("node_affinity"))):
-        raise ProfileError(
-            f"{where}: {with_gpus[0]} has GPUs, so gpu must say their resource (nvidia.com/gpu) and a node_selector or"
-            " node_affinity."
-        )
-    if content.get("priority") and not content.get("queue"):
-        raise ProfileError(
-            f"{where}: priority is Kueue's and needs a queue; Kubeflow Pipelines sets no priority of a pod itself."
-        )
+    for stage, resources in stages.items():
+        found = gpu_nodes | resources.nodes
+        if resources.gpus and not (gpu.get("resource") and (found.get("node_selector") or found.get("node_affinity"))):
+            raise ProfileError(
+                f"{where}: {stage} has GPUs, so gpu must say their resource (nvidia.com/gpu) and a node_selector or"
+                " node_affinity."
+            )
     checkpoints = content.get("checkpoints") or ""
     if checkpoints and not str(checkpoints).startswith("s3://"):
         raise ProfileError(
@@ -141,20 +145,17 @@ def read_profile(name: str) -> Profile:
         images=_images(content, where),
         secret=content.get("secret") or "",
         service_account=content.get("service_account") or "",
-        queue=content.get("queue") or "",
-        priority=content.get("priority") or "",
         resource=gpu.get("resource", ""),
-        node_selector=_texts(gpu.get("node_selector"), f"{where}: gpu: node_selector"),
-        node_affinity=_rules(gpu, "node_affinity", AFFINITY_KEYS, where),
-        tolerations=_rules(gpu, "tolerations", TOLERATION_KEYS, where),
+        gpu=gpu_nodes,
+        cpu=_nodes(_mapping(content.get("cpu"), NODE_KEYS, f"{where}: cpu"), f"{where}: cpu"),
     )
 
 
 def for_parameters(profile: Profile, parameters: Mapping[str, Any]) -> Profile:
     """Return the profile as a run with these parameters needs it.
 
-    Fine-tuning on several nodes is a job beside the task that starts it, which then needs no GPU itself. Raises
-    ProfileError where a setting leaves GPUs idle.
+    Fine-tuning on several nodes is a job beside the task that starts it, which then needs no GPU itself, nor the nodes
+    that finetune asks for. Raises ProfileError where a setting leaves GPUs idle.
     """
     gpus = profile.stages["finetune"].gpus
     if gpus > 1 and parameters.get("finetune_strategy") == "none":
@@ -165,7 +166,7 @@ def for_parameters(profile: Profile, parameters: Mapping[str, Any]) -> Profile:
     if parameters.get("finetune_nodes", 1) <= 1:
         return profile
     own = profile.stages["finetune"]
-    light = replace(own, cpu=min(own.cpu, 2), memory=min(own.memory, 16), gpus=0, shm=0)
+    light = replace(own, cpu=min(own.cpu, 2), memory=min(own.memory, 16), gpus=0, shm=0, nodes={})
     return replace(profile, stages={**profile.stages, "finetune": light})
 
 
@@ -231,30 +232,53 @@ def place(task: dsl.PipelineTask, profile: Profile, resources: Resources) -> Non
     if profile.secret:
         keys = {key: key for key in SECRET_KEYS}
         kubernetes.use_secret_as_env(task, profile.secret, secret_key_to_env=keys, optional=True)
-    if profile.queue:
-        kubernetes.add_pod_label(task, "kueue.x-k8s.io/queue-name", profile.queue)
-    if profile.priority:
-        kubernetes.add_pod_label(task, "kueue.x-k8s.io/priority-class", profile.priority)
+    if resources.queue:
+        kubernetes.add_pod_label(task, "kueue.x-k8s.io/queue-name", resources.queue)
+    if resources.priority:
+        kubernetes.add_pod_label(task, "kueue.x-k8s.io/priority-class", resources.priority)
     if resources.shm:
         kubernetes.empty_dir_mount(task, "shm", "/dev/shm", medium="Memory", size_limit=f"{resources.shm}Gi")
     if resources.gpus:
         task.set_accelerator_type(profile.resource).set_accelerator_limit(resources.gpus)
-        for key, value in profile.node_selector.items():
-            kubernetes.add_node_selector(task, key, value)
-        if profile.node_affinity:
-            kubernetes.add_node_affinity(task, match_expressions=[dict(rule) for rule in profile.node_affinity])
-        for toleration in profile.tolerations:
-            kubernetes.add_toleration(task, **toleration)  # type: ignore[arg-type]
+    nodes = {**(profile.gpu if resources.gpus else profile.cpu), **resources.nodes}
+    for key, value in nodes.get("node_selector", {}).items():
+        kubernetes.add_node_selector(task, key, value)
+    if nodes.get("node_affinity"):
+        kubernetes.add_node_affinity(task, match_expressions=[dict(rule) for rule in nodes["node_affinity"]])
+    for toleration in nodes.get("tolerations", ()):
+        kubernetes.add_toleration(task, **toleration)
 
 
 def _stages(content: Mapping[str, Any], where: str) -> dict[str, Resources]:
     defaults = _mapping(content.get("defaults"), RESOURCE_KEYS, f"{where}: defaults")
     given = _mapping(content.get("stages"), tuple(IMAGES), f"{where}: stages")
+    queue = _queue(content, where)
     stages = {}
     for stage in IMAGES:
-        own = _mapping(given.get(stage), RESOURCE_KEYS, f"{where}: {stage}")
-        stages[stage] = _resources(defaults | own, f"{where}: {stage}")
+        here = f"{where}: {stage}"
+        own = _mapping(given.get(stage), (*RESOURCE_KEYS, *QUEUE_KEYS, *NODE_KEYS), here)
+        resources = _resources(defaults | own, here)
+        stages[stage] = replace(resources, nodes=_nodes(own, here), **_queue(queue | own, here))
     return stages
+
+
+def _queue(values: Mapping[str, Any], where: str) -> dict[str, str]:
+    queue = _texts({key: values.get(key) or "" for key in QUEUE_KEYS}, where)
+    if queue["priority"] and not queue["queue"]:
+        raise ProfileError(
+            f"{where}: priority is Kueue's and needs a queue; Kubeflow Pipelines sets no priority of a pod itself."
+        )
+    return queue
+
+
+def _nodes(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return those of NODE_KEYS that are given, checked; an empty one is given too, and asks for nothing."""
+    read = {
+        "node_selector": lambda value: _texts(value, f"{where}: node_selector"),
+        "node_affinity": lambda value: _rules(value, AFFINITY_KEYS, f"{where}: node_affinity"),
+        "tolerations": lambda value: _rules(value, TOLERATION_KEYS, f"{where}: tolerations"),
+    }
+    return {key: check(values[key]) for key, check in read.items() if key in values}
 
 
 def _resources(values: Mapping[str, Any], where: str) -> Resources:
@@ -295,11 +319,11 @@ def _images(content: Mapping[str, Any], where: str) -> dict[str, str]:
     return images
 
 
-def _rules(gpu: Mapping[str, Any], name: str, keys: tuple[str, ...], where: str) -> tuple[Mapping[str, Any], ...]:
-    rules = gpu.get(name) or []
+def _rules(value: Any, keys: tuple[str, ...], where: str) -> tuple[Mapping[str, Any], ...]:
+    rules = value or []
     if not isinstance(rules, list):
-        raise ProfileError(f"{where}: gpu: {name} is {rules!r}, expected a list.")
-    return tuple(_mapping(rule, keys, f"{where}: gpu: {name}") for rule in rules)
+        raise ProfileError(f"{where} is {rules!r}, expected a list.")
+    return tuple(_mapping(rule, keys, where) for rule in rules)
 
 
 def _mapping(value: Any, keys: tuple[str, ...], where: str) -> dict[str, Any]:

@@ -188,8 +188,8 @@ def test_a_training_pod_has_shared_memory_the_stores_credentials_and_the_labels_
         return
     profile = read_profile("h100")
     assert resources["limits"][profile.resource] == "8"
-    assert spec["nodeSelector"] == profile.node_selector
-    assert spec["tolerations"] == [dict(rule) for rule in profile.tolerations]
+    assert spec["nodeSelector"] == profile.gpu["node_selector"]
+    assert spec["tolerations"] == [dict(rule) for rule in profile.gpu["tolerations"]]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -8,8 +8,8 @@ import yaml
 
 from components import images
 from pipelines.__main__ import main
-from pipelines.build import COMPILED, PIPELINES, ROOT, load_pipeline, stage_of
-from pipelines.placement import PROFILES, ProfileError, profile_names, read_profile
+from pipelines.build import COMPILED, PIPELINES, ROOT, compiled, load_pipeline, stage_of
+from pipelines.placement import PROFILES, ProfileError, for_parameters, placed, profile_names, read_profile
 from sidgraft.signatures import STAGES
 
 FILES = sorted((ROOT / COMPILED).glob("*.yaml"))
@@ -187,9 +187,75 @@ def test_a_profile_of_ones_own_sets_queue_priority_images_and_caching(tmp_path, 
     assert report["retryPolicy"]["maxRetryCount"] == 5
 
 
+def placements(read):
+    """Return task -> (labels of its node, keys that are tolerated, queue, priority), of the pipeline train."""
+    text = compiled(placed(load_pipeline("train"), read))
+    _, platform = yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    found = {}
+    for name, kubernetes in platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"].items():
+        labels = kubernetes["podMetadata"]["labels"]
+        found[stage_of(name)] = (
+            kubernetes.get("nodeSelector", {}).get("labels", {}),
+            [toleration["key"] for toleration in kubernetes.get("tolerations", [])],
+            labels.get("kueue.x-k8s.io/queue-name"),
+            labels.get("kueue.x-k8s.io/priority-class"),
+        )
+    return found
+
+
+def test_a_stage_has_nodes_and_a_queue_of_its_own_and_those_without_gpus_have_theirs(tmp_path):
+    batch = "[{key: batch, operator: Exists, effect: NoSchedule}]"
+    file = profile(
+        tmp_path,
+        'queue: ""\npriority: ""',
+        f"queue: all\npriority: low\ncpu: {{node_selector: {{pool: cpus}}, tolerations: {batch}}}",
+    )
+    text = (tmp_path / "mine.yaml").read_text()
+    for old, new in {
+        "evaluate: {": "evaluate: {queue: small, node_selector: {nvidia.com/gpu.product: NVIDIA-L40S}, ",
+        "quantize: {": "quantize: {node_selector: {pool: large}, tolerations: [], ",
+        "report: {": 'report: {queue: "", priority: "", ',
+        "finetune: {": "finetune: {priority: high, tolerations: [{key: dear, operator: Exists}], ",
+    }.items():
+        assert text.count(f"\n  {old}") == 1
+        text = text.replace(f"\n  {old}", f"\n  {new}")
+    (tmp_path / "mine.yaml").write_text(text)
+    h100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    assert placements(read_profile(file)) == {
+        "prepare": ({"pool": "cpus"}, ["batch"], "all", "low"),
+        "embed": (h100, ["nvidia.com/gpu"], "all", "low"),
+        "quantize": ({"pool": "large"}, [], "all", "low"),
+        "baselines": (h100, ["nvidia.com/gpu"], "all", "low"),
+        "expand": ({"pool": "cpus"}, ["batch"], "all", "low"),
+        "ground": (h100, ["nvidia.com/gpu"], "all", "low"),
+        "finetune": (h100, ["dear"], "all", "high"),
+        "evaluate": ({"nvidia.com/gpu.product": "NVIDIA-L40S"}, ["nvidia.com/gpu"], "small", "low"),
+        "diagnose": ({"pool": "cpus"}, ["batch"], "all", "low"),
+        "report": ({"pool": "cpus"}, ["batch"], None, None),
+    }
+    several = for_parameters(read_profile(file), {"finetune_nodes": 2})
+    assert placements(several)["finetune"] == ({"pool": "cpus"}, ["batch"], "all", "high")  # it waits for its nodes
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        (
+            "  quantize: {",
+            "  quantize: {node_selectors: {a: b}, ",
+            "quantize has.*'node_selectors'.*mean node_selector?",
+        ),
+        (
+            "  quantize: {",
+            "  quantize: {node_selector: {a: 1}, ",
+            "quantize: node_selector.*expected a mapping of texts",
+        ),
+        ("  quantize: {", "  quantize: {tolerations: {key: a}, ", "quantize: tolerations is .*expected a list"),
+        ("  quantize: {", "  quantize: {tolerations: [{kay: a}], ", "'kay'.*Did you mean key?"),
+        ("  quantize: {", "  quantize: {priority: high, ", "quantize: priority is Kueue's and needs a queue"),
+        ("  quantize: {", "  quantize: {queue: 3, ", "mine: quantize is .*expected a mapping of texts"),
+        ("  evaluate: {", "  evaluate: {node_selector: {}, ", "evaluate has GPUs, so gpu must say"),
+        ("\nqueue:", "\ncpu: {tolerations: [], resource: a}\nqueue:", "cpu has the unknown key 'resource'"),
         ("tolerations:", "toleration:", "unknown key 'toleration'.*Did you mean tolerations?"),
         ("stages:", "stage:", "unknown key 'stage'.*Did you mean stages?"),
         ("  quantize:", "  quantise:", "unknown key 'quantise'.*Did you mean quantize?"),
