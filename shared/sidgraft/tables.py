@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -179,6 +180,11 @@ def raise_all(problems: Sequence[str]) -> None:
 def file_digest(path: str | Path) -> str:
     """SHA-256 of a file's content, in hexadecimal."""
     return storage.file_digest(path)
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is a SHA-256 as `file_digest` gives it, and not a version of somebody's own."""
+    return re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
 def _suffix(file: Path) -> str:

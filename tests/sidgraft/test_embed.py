@@ -1,5 +1,6 @@
 """The stage embed: encoders against sentence-transformers' own encode, catalog order, users' own vectors."""
 
+import hashlib
 import importlib.util
 
 import numpy as np
@@ -219,3 +220,11 @@ def test_own_vectors_in_no_usable_file(catalog, tmp_path):
 def test_the_digest_of_own_vectors_is_checked(catalog, tmp_path):
     options = own(tmp_path, list(TEXTS), [[1.0, 2.0]] * 5)
     fails(catalog, tmp_path, "it changed since", embeddings_digest="0" * 64, **options)
+
+
+def test_a_version_in_place_of_that_digest_is_taken_as_it_is(catalog, tmp_path):
+    options = own(tmp_path, list(TEXTS), [[1.0, 2.0]] * 5)
+    embed(str(catalog), str(tmp_path / "e"), embeddings_digest="v1", **options)
+    given = artifacts.load(tmp_path / "e", "item_embeddings/v1").arguments
+    read = hashlib.sha256((tmp_path / "own.parquet").read_bytes()).hexdigest()
+    assert given["embeddings_digest"] == read  # the artifact tells what was taken, not what was said

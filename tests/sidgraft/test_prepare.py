@@ -246,6 +246,13 @@ def test_source_digest_changes_with_the_content_and_is_checked(tmp_path):
         run(tmp_path, items=items, source_digest=digest)
 
 
+@pytest.mark.parametrize("version", ["v1", "2026-11-30", "0" * 63])
+def test_a_version_in_place_of_the_digest_is_taken_as_it_is(tmp_path, version):
+    summary, *_ = run(tmp_path, source_digest=version)
+    digest = catalog.source_digest(str(tmp_path / "items.jsonl"), str(tmp_path / "log.jsonl"))
+    assert summary["source_digest"] == digest  # the artifact tells what was read
+
+
 def test_filters_shrink_the_catalog(tmp_path):
     _, items, users = run(tmp_path, max_items=3)
     assert items.read_table("catalog.parquet")["item_id"].to_pylist() == ["i0", "i1", "i2"]

@@ -44,7 +44,8 @@ def embed(
         embeddings: A Parquet file (path or s3://) with your own vectors, one row an item; encoder is then not used.
         embeddings_item_id: Column of that file with the item's id.
         embeddings_column: Column of that file with the vector.
-        embeddings_digest: Digest of that file, when the caller knows it; a difference is an error.
+        embeddings_digest: Digest of that file, when the caller knows it; a difference is an error. Or any other text
+            that changes with it.
         trust_remote_code: Let the encoder's repository run its own code. Off unless you trust it.
 
     Raises:
@@ -131,7 +132,7 @@ def _digest(path: str, expected: str) -> str:
     if not (storage.is_remote(path) or Path(path).is_file()):
         raise ValueError(f"embeddings: {path} does not exist or is not a file.")
     digest = tables.file_digest(path)
-    if expected and digest != expected:
+    if tables.is_digest(expected) and digest != expected:
         raise ValueError(
             f"the file of embeddings has the digest {digest}, embeddings_digest says {expected}: it changed since"
             " that was taken."

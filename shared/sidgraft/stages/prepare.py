@@ -93,8 +93,8 @@ def prepare(
         strict: Fail on interactions with unknown items, or without user or item, instead of dropping them with
             a count; likewise on such judgements, and on queries without one.
         seed: Seed of the user sample, of the split of queries and of shuffled words.
-        source_digest: Digest of the inputs, when the caller knows it; a difference is an error. It makes
-            a pipeline run prepare again when the content behind a path has changed.
+        source_digest: Digest of the inputs, when the caller knows it; a difference is an error. Or any other text that
+            changes with them. It makes a pipeline run prepare again when the content behind a path has changed.
 
     Raises:
         ValueError: For everything that is wrong with the inputs, in one message with counts and example rows.
@@ -394,7 +394,7 @@ def _catalog(
 
 def _digest(sources: list[str], expected: str, problems: list[str]) -> str:
     digest = catalogs.source_digest(*sources)
-    if expected and digest != expected:
+    if tables.is_digest(expected) and digest != expected:
         problems.append(
             f"the inputs have the digest {digest}, source_digest says {expected}: they changed since it was taken."
         )
