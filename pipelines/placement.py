@@ -126,7 +126,7 @@ def read_profile(name: str) -> Profile:
     gpu_nodes = _nodes(gpu, f"{where}: gpu")
     stages = _stages(content, where)
     for stage, resources in stages.items():
-        found = gpu_nodes | resources.nodes
+        found = {**gpu_nodes, **resources.nodes}
         if resources.gpus and not (gpu.get("resource") and (found.get("node_selector") or found.get("node_affinity"))):
             raise ProfileError(
                 f"{where}: {stage} has GPUs, so gpu must say their resource (nvidia.com/gpu) and a node_selector or"
