@@ -119,7 +119,8 @@ def _writer(file: Path, width: int, dtype: Any) -> pq.ParquetWriter:
     # Numbers that cannot be null and have no statistics are written and read a third faster.
     vectors = pa.list_(pa.field("element", pa.from_numpy_dtype(dtype), nullable=False), width)
     schema = pa.schema([pa.field("item_id", pa.string(), False), pa.field("embedding", vectors, False)])
-    return pq.ParquetWriter(file, schema, use_dictionary=False, compression="none", write_statistics=["item_id"])
+    columns: Any = ["item_id"]  # the stubs know no list of columns
+    return pq.ParquetWriter(file, schema, use_dictionary=False, compression="none", write_statistics=columns)
 
 
 def _batch(ids: pa.Array, vectors_ND: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
