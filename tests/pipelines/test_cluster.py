@@ -182,7 +182,7 @@ def upload(host, monkeypatch):
 
 def test_each_namespace_has_a_pipeline_of_its_own_beside_the_shared_one(fake, upload):
     fake.multi_user = True
-    for namespace in ("shop", "shop", "", "other", "shop", ""):
+    for namespace in ("shop", "", "other", "shop"):
         assert upload("--namespace", namespace) == 0
     assert sorted(fake.pipelines) == [(namespace, "sidgraft-retrain") for namespace in ("", "other", "shop")]
     assert [len(versions) for versions in fake.versions.values()] == [1, 1, 1]
@@ -211,13 +211,13 @@ def test_a_namespace_that_one_may_not_work_in_is_told(fake, upload, capsys):
 
 def test_runs_and_schedules_of_many_users_are_in_an_experiment_of_their_namespace(fake, host, capsys):
     fake.multi_user = True
-    for namespace in ("shop", "other"):
-        assert submit(host, "--namespace", namespace) == 0
-        for _ in range(2):
-            assert submit(host, "--namespace", namespace, "--cron", "0 0 3 * * *", command="schedule") == 0
-    assert set(fake.experiments) == {("shop", "sidgraft"), ("other", "sidgraft")}
-    for made in (fake.runs, fake.schedules):
-        assert [sent.experiment_id for sent in made.values()] == list(fake.experiments.values())
+    for namespace in ("shop", "other", "shop"):
+        assert submit(host, "--namespace", namespace, "--cron", "0 0 3 * * *", command="schedule") == 0
+    assert submit(host, "--namespace", "shop") == 0
+    shop, other = fake.experiments["shop", "sidgraft"], fake.experiments["other", "sidgraft"]
+    assert len(fake.experiments) == 2
+    assert {name: sent.experiment_id for name, sent in fake.schedules.items()} == {"s1": other, "s2": shop}
+    assert fake.runs["r0"].experiment_id == shop
     assert submit(host, "--namespace", "shop", "--experiment", "tests") == 1
     assert "there is no experiment 'tests' in the namespace shop" in told(capsys)
 
