@@ -53,7 +53,7 @@ def start(host: str, given: dict[str, Any], namespace: str, account: str) -> str
     """Start a run, in the namespace where the cluster has many users."""
     credentials = ServiceAccountTokenVolumeCredentials()
     namespace = namespace if has_many_users(host, credentials) else ""
-    client = Client(host=host, credentials=credentials, namespace=namespace or "kubeflow")
+    client: Any = Client(host=host, credentials=credentials, namespace=namespace or "kubeflow")
     pipeline = pipeline_id(client, namespace)
     versions = client.list_pipeline_versions(pipeline, page_size=1, sort_by="created_at desc").pipeline_versions
     if not versions:
@@ -80,11 +80,11 @@ def has_many_users(host: str, credentials: ServiceAccountTokenVolumeCredentials)
     configuration.api_key_prefix["authorization"] = "Bearer"
     configuration.refresh_api_key_hook = credentials.refresh_api_key_hook
     with kfp_server_api.ApiClient(configuration) as api:
-        health = kfp_server_api.HealthzServiceApi(api)
+        health: Any = kfp_server_api.HealthzServiceApi(api)
         return bool(health.healthz_service_get_healthz(_request_timeout=SECONDS).multi_user)
 
 
-def pipeline_id(client: Client, namespace: str) -> str:
+def pipeline_id(client: Any, namespace: str) -> str:
     """Return the id of the namespace's own pipeline, or of the shared one; the client would look for that alone."""
     wanted = {"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": PIPELINE}]}
     for place in (namespace, "") if namespace else ("",):
