@@ -105,7 +105,8 @@ def schedule(
 def upload(host: str, profile: Profile, *, namespace: str = "") -> list[str]:
     """Upload every pipeline, or a version where one of its name is there; return the addresses of their pages.
 
-    A version is named by release, profile and content: what is there already is left alone.
+    A version is named by release, profile and content: what is there already is left alone. Where the cluster has many
+    users, those of ``namespace`` see what is uploaded there, and all see what is uploaded without one.
     """
     pages = []
     with _client(host, namespace) as client:
@@ -113,7 +114,7 @@ def upload(host: str, profile: Profile, *, namespace: str = "") -> list[str]:
             with _package(pipeline, profile) as package:
                 name = load_pipeline(pipeline).name
                 digest = hashlib.sha256(Path(package).read_bytes()).hexdigest()[:8]
-                pipeline_id = client.get_pipeline_id(name)
+                pipeline_id = _pipeline(client, name, namespace)
                 if pipeline_id is None:
                     pipeline_id = client.upload_pipeline(package, name, namespace=namespace or None).pipeline_id
                 version = f"{TAG}-{profile.name}-{digest}"
@@ -185,7 +186,10 @@ def _told(host: str, error: kfp_server_api.ApiException, account: str) -> str:
         given = (
             "the token in KFP_TOKEN" if os.environ.get(TOKEN) else "a request without a token (KFP_TOKEN is not set)"
         )
-        return f"{host} refuses {given} (HTTP {error.status}). Set KFP_TOKEN to a token that may do this."
+        return (
+            f"{host} refuses {given} (HTTP {error.status}: {_message(error)}). Set KFP_TOKEN to a token that may do"
+            " this; where the cluster has many users, in the namespace given by --namespace."
+        )
     return f"{host} answered HTTP {error.status}: {_message(error)}."
 
 
@@ -209,6 +213,16 @@ def _experiment(client: Any, name: str, namespace: str) -> str:
             f"there is no experiment {name!r}{where}. Make it in the user interface, or leave out --experiment to use"
             f" {EXPERIMENT!r}."
         ) from error
+
+
+def _pipeline(client: Any, name: str, namespace: str) -> str | None:
+    """Return the id of the pipeline in the namespace, of the shared one where none is named.
+
+    The client's own `get_pipeline_id` sees shared pipelines only.
+    """
+    wanted = {"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]}
+    found = client.list_pipelines(namespace=namespace or None, filter=json.dumps(wanted)).pipelines
+    return found[0].pipeline_id if found else None
 
 
 def _schedules(client: Any, name: str, experiment: str) -> list[str]:

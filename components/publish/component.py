@@ -22,7 +22,7 @@ def publish(
     k: int = 10,
     tolerance: float = 0.02,
     popularity_floor: float = 1.0,
-    max_collision_rate: float = 1.0,
+    max_collision_rise: float = 0.1,
 ):
     arguments = dict(locals())
     from pathlib import Path

@@ -21,7 +21,7 @@ def watch(
     ui_decision: Output[Markdown],
     max_changed_share: float = 0.2,
     max_error_ratio: float = 2.0,
-    max_collision_rate: float = 1.0,
+    max_collision_rise: float = 0.1,
     max_category_shift: float = 0.1,
     force: str = "none",
 ) -> NamedTuple("Decided", [("decision", str), ("bundle", str)]):  # type: ignore[valid-type]

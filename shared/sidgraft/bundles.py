@@ -2,6 +2,7 @@
 
     BUNDLES/versions/<version>/   a bundle/v1 artifact: model/, semantic_ids/, metrics/, items.parquet, README.md
     BUNDLES/latest.json           which version is in use
+    BUNDLES/refused.json          the catalog of the model that was refused last, until one is published
 
 BUNDLES is a folder, local or `s3://bucket/key`. A version is written whole before the pointer moves, and the pointer
 is replaced at once: a publisher that is killed at any point leaves it on a whole bundle.
@@ -17,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +28,7 @@ from sidgraft.artifacts import Artifact, ArtifactError
 
 KIND = "bundle/v1"
 LATEST = "latest.json"
+REFUSED = "refused.json"
 OWN_VECTORS = "own vectors"  # the encoder of embeddings that the user brought
 
 
@@ -103,6 +106,42 @@ def point_to(bundles: str, version: str, previous: str) -> None:
     """Move `latest.json` to a version that is whole, at once."""
     text = json.dumps({"version": version, "previous": previous}, indent=1) + "\n"
     storage.write_text(f"{str(bundles).rstrip('/')}/{LATEST}", text)
+
+
+def refuse(bundles: str, *, catalog: str, version: str, latest: str, reasons: list[str]) -> None:
+    """Write down that a model of this catalog (`catalog_digest`) was refused while ``latest`` was in use, at once."""
+    time = datetime.now(UTC).isoformat(timespec="seconds")
+    record = {"catalog_digest": catalog, "version": version, "latest": latest, "time": time, "reasons": reasons}
+    storage.write_text(f"{str(bundles).rstrip('/')}/{REFUSED}", json.dumps(record, indent=1) + "\n")
+
+
+def clear_refusal(bundles: str) -> None:
+    """Remove what `refuse` has written."""
+    storage.delete(f"{str(bundles).rstrip('/')}/{REFUSED}")
+
+
+def refusal(bundles: str, catalog: str, latest: str) -> str:
+    """Return in a sentence when and why this catalog was refused, with ``latest`` in use; empty where it was not.
+
+    Where another version is in use now, the record counts for nothing: it was judged against one that is gone.
+    """
+    file = f"{str(bundles).rstrip('/')}/{REFUSED}"
+    if not storage.exists(file):
+        return ""
+    text = storage.read_text(file)
+    try:
+        record = json.loads(text)
+        if (record["catalog_digest"], record["latest"]) != (catalog, latest):
+            return ""
+        time, why = record["time"], record["reasons"][0]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ArtifactError(
+            f"{file} is damaged: delete it, and the catalog is looked at as if none was refused."
+        ) from error
+    return (
+        f"A model of this catalog was refused at {time}: {why}. It is trained again when it has changed, or with"
+        " force=full."
+    )
 
 
 @contextmanager

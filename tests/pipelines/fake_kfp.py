@@ -1,5 +1,6 @@
 """A server that speaks the calls of Kubeflow Pipelines we use, and refuses what its own models do not know."""
 
+import itertools
 import json
 import re
 from http.server import BaseHTTPRequestHandler
@@ -26,14 +27,19 @@ def checked(body, model):
 
 
 class Fake:
-    """What the server knows and what it was asked."""
+    """What the server knows and what it was asked.
 
-    def __init__(self, token=""):
-        self.token = token
+    Experiments and pipelines are known by (namespace, name); the namespace is empty for what all users share, and for
+    everything where there is one user, as in the real server.
+    """
+
+    def __init__(self, token="", multi_user=False):
+        self.token, self.multi_user = token, multi_user
         self.experiments, self.pipelines, self.versions, self.runs, self.schedules = {}, {}, {}, {}, {}
-        self.states, self.multi_user, self.namespaces = [], False, []
+        self.states, self.numbers = [], itertools.count()
         self.asked = []
         self.accounts = None  # the service accounts that runs may have; None for any
+        self.allowed = None  # the namespaces that the token may work in; None for any
 
     def answer(self, method, path, query, body, content_type):
         """Return (status, answer)."""
@@ -42,15 +48,10 @@ class Fake:
             case ("GET", "/healthz"):
                 return 200, {"multi_user": self.multi_user}
             case ("GET", "/experiments"):
-                wanted = json.loads(query["filter"][0])["predicates"][0] if "filter" in query else {}
-                name = wanted.get("stringValue") or wanted.get("string_value")
-                found = [{"experiment_id": i, "display_name": n} for n, i in self.experiments.items() if n == name]
-                return 200, {"experiments": found}
+                return self.found("experiment_id", self.experiments, query, self.owner(query))
             case ("POST", "/experiments"):
-                name = checked(body, "V2beta1Experiment").display_name
-                self.namespaces.append(body.get("namespace"))
-                self.experiments[name] = f"e{len(self.experiments)}"
-                return 200, {"experiment_id": self.experiments[name], "display_name": name}
+                made = checked(body, "V2beta1Experiment")
+                return self.made("experiment_id", self.experiments, self.owner({"namespace": [made.namespace]}), made)
             case ("POST", "/runs"):
                 run = checked(body, "V2beta1Run")
                 if refusal := self.refused(run.service_account):
@@ -63,23 +64,30 @@ class Fake:
                 found = [{"run_id": f"r{n}", "state": state} for n, state in enumerate(self.states)]
                 return 200, {"runs": found[::-1][: int(query["page_size"][0])]}
             case ("GET", "/recurringruns"):
-                return 200, self.page(query)
+                found = [
+                    {"recurring_run_id": name, "display_name": self.schedules[name].display_name}
+                    for name in sorted(self.schedules)
+                    if self.schedules[name].experiment_id == query["experiment_id"][0]
+                ]
+                return 200, paged("recurringRuns", found, query, most=1)
             case ("POST", "/recurringruns"):
-                name = f"s{len(self.schedules)}"
                 schedule = checked(body, "V2beta1RecurringRun")
                 if refusal := self.refused(schedule.service_account):
                     return refusal
+                name = f"s{next(self.numbers)}"
                 self.schedules[name] = schedule
                 return 200, {"recurring_run_id": name}
             case ("GET", "/pipelines"):
-                name = json.loads(query["filter"][0])["predicates"][0]["stringValue"]
-                return 200, {"pipelines": [{"pipeline_id": i} for n, i in self.pipelines.items() if n == name]}
+                return self.found("pipeline_id", self.pipelines, query, self.place(query))
             case ("POST", "/pipelines/upload"):
                 assert content_type.startswith("multipart/form-data")
-                self.pipelines[query["name"][0]] = f"p{len(self.pipelines)}"
-                return 200, {"pipeline_id": self.pipelines[query["name"][0]]}
+                made = SimpleNamespace(display_name=query["name"][0])
+                return self.made("pipeline_id", self.pipelines, self.place(query), made)
             case ("POST", "/pipelines/upload_version"):
-                self.versions.setdefault(query["pipelineid"][0], []).append((query["name"][0], body))
+                versions = self.versions.setdefault(query["pipelineid"][0], [])
+                if query["name"][0] in dict(versions):
+                    return 409, {"message": f"The version {query['name'][0]} already exists"}
+                versions.append((query["name"][0], body))
                 return 200, {"pipeline_id": query["pipelineid"][0], "pipeline_version_id": "v"}
         if delete := re.fullmatch(r"/recurringruns/(\w+)", call[1]):
             assert method == "DELETE"
@@ -91,7 +99,7 @@ class Fake:
                 for name, _ in self.versions.get(versions[1], [])
             ]
             found = found[::-1] if query.get("sort_by") == ["created_at desc"] else found
-            return 200, {"pipeline_versions": found}
+            return 200, paged("pipeline_versions", found, query, most=2)
         return 404, {"message": f"no such call: {method} {path}"}
 
     def refused(self, account):
@@ -100,14 +108,40 @@ class Fake:
             return None
         return 403, {"message": f"service account {account} is not in the list of allowed service accounts"}
 
-    def page(self, query):
-        """One schedule a page, as a server with more than fit on one."""
-        at = int(query.get("page_token", ["0"])[0] or 0)
-        names = sorted(self.schedules)
-        shown = [
-            {"recurring_run_id": name, "display_name": self.schedules[name].display_name} for name in names[at : at + 1]
-        ]
-        return {"recurringRuns": shown, "next_page_token": str(at + 1) if at + 1 < len(names) else ""}
+    def place(self, query):
+        """The namespace that is asked for; where there is one user, none is looked at."""
+        return query.get("namespace", [""])[0] if self.multi_user else ""
+
+    def owner(self, query):
+        """The namespace of an experiment: named where there are many users, and there alone."""
+        namespace = query.get("namespace", [""])[0] or ""
+        if bool(namespace) != self.multi_user:
+            raise ValueError(f"an experiment in the namespace {namespace!r}, with multi_user={self.multi_user}")
+        return namespace
+
+    def found(self, key, known, query, namespace):
+        """What is known by the name in the filter, in this namespace alone."""
+        if self.allowed is not None and namespace and namespace not in self.allowed:
+            return 403, {"message": f"User 'system:serviceaccount:shop:watcher' is not authorized in {namespace}"}
+        (wanted,) = json.loads(query["filter"][0])["predicates"]
+        assert (wanted["key"], wanted["operation"] in (1, "EQUALS")) == ("display_name", True)
+        at = (namespace, wanted["stringValue"])
+        return 200, {f"{key.removesuffix('_id')}s": [{key: known[at]}] if at in known else []}
+
+    def made(self, key, known, namespace, thing):
+        """Make what is not there yet; a second of one name in one namespace is refused."""
+        at = (namespace, thing.display_name)
+        if at in known:
+            return 409, {"message": f"The name {thing.display_name} already exists in the namespace {namespace!r}"}
+        known[at] = f"{key[0]}{len(known)}"
+        return 200, {key: known[at], "display_name": thing.display_name}
+
+
+def paged(key, found, query, most):
+    """A page of what was found, of at most so many: a server has more than fit on one."""
+    at = int(query.get("page_token", ["0"])[0] or 0)
+    end = at + min(most, int(query["page_size"][0]))
+    return {key: found[at:end], "next_page_token": str(end) if end < len(found) else ""}
 
 
 def serving(fake):

@@ -1,6 +1,8 @@
 """The script of the CronJob that starts retraining, against a fake server that checks what it asks."""
 
 import importlib.util
+import os
+import socket
 from pathlib import Path
 
 import fake_kfp
@@ -10,18 +12,24 @@ FILE = Path(__file__).parents[2] / "manifests" / "base" / "catalog_watch.py"
 
 
 @pytest.fixture
-def start(monkeypatch, tmp_path):
+def script():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("catalog_watch", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path, script):
     """Run the script against a server with the pipeline in two versions; returns the function and the server."""
     (tmp_path / "token").write_text("right\n")
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setenv("HOME", str(tmp_path))  # the client keeps a context there
     monkeypatch.setenv("NAMESPACE", "shop")
     monkeypatch.setenv("SERVICE_ACCOUNT", "sidgraft-runner")
-    spec = importlib.util.spec_from_file_location("catalog_watch", FILE)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     fake = fake_kfp.Fake(token="right")
-    fake.pipelines["sidgraft-retrain"] = "p0"
+    fake.pipelines["", "sidgraft-retrain"] = "p0"
     fake.versions["p0"] = [("old", b""), ("new", b"")]
     with fake_kfp.serving(fake) as address:
         monkeypatch.setenv("KFP_HOST", address)
@@ -40,7 +48,7 @@ def test_it_starts_the_newest_version_once_until_that_run_has_ended(start):
     reference = made.pipeline_version_reference
     assert (reference.pipeline_id, reference.pipeline_version_id) == ("p0", "v-new")
     assert made.runtime_config.parameters == {"catalog": "s3://shop/items.parquet", "watch_force": "full"}
-    assert made.experiment_id == fake.experiments["sidgraft-retrain"]
+    assert made.experiment_id == fake.experiments["", "sidgraft-retrain"]
     assert made.service_account == "sidgraft-runner"
     for state in ("PENDING", "RUNNING", "PAUSED"):
         fake.states[-1] = state
@@ -62,15 +70,110 @@ def test_the_namespace_is_named_where_there_are_many_users(start, many):
     run, fake = start
     fake.multi_user = many
     run()
-    assert fake.namespaces == ["shop" if many else ""]
+    assert list(fake.experiments) == [("shop" if many else "", "sidgraft-retrain")]
 
 
-def test_what_is_missing_is_told(start):
+def test_the_pipeline_of_the_namespace_comes_before_the_shared_one(start):
     run, fake = start
-    with pytest.raises(SystemExit, match="catalog still names BUCKET: set it in the ConfigMap"):
-        run("catalog: s3://BUCKET/items.parquet\n")
-    assert not fake.asked
-    del fake.pipelines["sidgraft-retrain"]
-    with pytest.raises(SystemExit, match="there is no pipeline sidgraft-retrain: upload it first"):
-        run()
+    fake.multi_user = True
+    for place, pipeline in (("other", "p1"), ("shop", "p2")):
+        fake.pipelines[place, "sidgraft-retrain"] = pipeline
+        fake.versions[pipeline] = [(place, b"")]
+    assert run() == "Started the run r0 of shop."
+    fake.states[-1] = "SUCCEEDED"
+    del fake.pipelines["shop", "sidgraft-retrain"]
+    assert run() == "Started the run r1 of new."
+    assert [sent.pipeline_version_reference.pipeline_id for sent in fake.runs.values()] == ["p2", "p0"]
+
+
+@pytest.mark.parametrize(
+    ("many", "message"),
+    [
+        (False, "there is no pipeline sidgraft-retrain: upload it, python -m pipelines upload."),
+        (True, "in the namespace shop, and no shared one: upload it, python -m pipelines upload --namespace shop."),
+    ],
+)
+def test_a_missing_pipeline_is_told(start, many, message):
+    run, fake = start
+    fake.multi_user = many
+    fake.pipelines = {("other", "sidgraft-retrain"): "p0"} if many else {}
+    assert told(run).endswith(message)
     assert not fake.runs
+
+
+def test_a_pipeline_without_a_version_is_told(start):
+    run, fake = start
+    fake.versions.clear()
+    assert "the pipeline sidgraft-retrain has no version: upload one" in told(run)
+    assert not fake.experiments
+
+
+def test_a_placeholder_is_told_before_the_server_is_asked(start):
+    run, fake = start
+    assert "catalog still names BUCKET: set it in the ConfigMap" in told(run, "catalog: s3://BUCKET/items.parquet\n")
+    assert not fake.asked
+
+
+def test_a_token_that_is_refused_is_told_and_asked_about_once(start):
+    run, fake = start
+    fake.token = "another"
+    text = told(run)
+    assert "does not know the token of this pod (HTTP 401: who are you?). Its audience" in text
+    assert "right" not in text  # a token is no business of a log
+    assert len(fake.asked) == 1
+
+
+def test_a_missing_right_is_told(start):
+    run, fake = start
+    fake.multi_user, fake.allowed = True, []
+    text = told(run)
+    assert "(HTTP 403: User 'system:serviceaccount:shop:watcher' is not authorized in shop). Apply the Role" in text
+    assert "in the namespace of the runs (shop)" in text
+
+
+def test_a_service_account_that_runs_may_not_have_is_told(start):
+    run, fake = start
+    fake.accounts = ["pipeline-runner"]
+    assert "lets no run have the service account sidgraft-runner (HTTP 403: service account sidgraft-" in told(run)
+
+
+def test_another_answer_is_told_as_it_is(start, monkeypatch):
+    run, fake = start
+    monkeypatch.setattr(fake, "answer", lambda *_: (503, {"message": "the database is gone."}))
+    assert "answered HTTP 503: the database is gone." in told(run)
+
+
+def test_a_host_where_nothing_answers_is_told(start, monkeypatch):
+    run, _ = start
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("KFP_HOST", f"http://127.0.0.1:{free.getsockname()[1]}")
+        text = told(run)
+        assert f"nothing answers at {os.environ['KFP_HOST']} (" in text
+        assert "Connection refused). Check KFP_HOST of the CronJob" in text
+
+
+def test_a_host_that_keeps_silent_is_told(start, monkeypatch, script):
+    """As behind a proxy whose server is gone; a network policy drops the connection itself, which ends likewise."""
+    run, _ = start
+    monkeypatch.setattr(script, "SECONDS", (0.1, 0.1))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("KFP_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert "Read timed out" in told(run)
+
+
+def test_a_missing_token_is_told(start, monkeypatch, tmp_path):
+    run, fake = start
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "none"))
+    assert "there is no token for Kubeflow Pipelines" in told(run)
+    assert not fake.asked
+
+
+def told(run, *given):
+    """The sentence that the script ends with."""
+    with pytest.raises(SystemExit) as ended:
+        run(*given)
+    text = str(ended.value.code)
+    assert text.startswith("catalog-watch: ")
+    assert "\n" not in text
+    return text

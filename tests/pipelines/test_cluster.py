@@ -39,7 +39,7 @@ def test_submit_starts_a_run_and_prints_its_page(fake, host, capsys):
     assert submit(host, "--set", "finetune_epochs=3", "--run-name", "monday") == 0
     run = fake.runs["r0"]
     assert run.display_name == "monday"
-    assert run.experiment_id == fake.experiments["sidgraft"]
+    assert run.experiment_id == fake.experiments["", "sidgraft"]
     assert run.runtime_config.parameters["finetune_epochs"] == 3
     assert run.runtime_config.parameters["catalog"] == "s3://shop/items.jsonl"
     assert run.pipeline_spec["pipeline_spec"]["pipelineInfo"]["name"] == "sidgraft-train"
@@ -129,10 +129,10 @@ def test_a_service_account_that_runs_may_not_have_is_told(fake, host, capsys):
 
 
 def test_submit_into_an_experiment_that_exists(fake, host):
-    fake.experiments["tests"] = "e7"
+    fake.experiments["", "tests"] = "e7"
     assert submit(host, "--experiment", "tests") == 0
     assert fake.runs["r0"].experiment_id == "e7"
-    assert set(fake.experiments) == {"tests"}
+    assert set(fake.experiments) == {("", "tests")}
 
 
 def test_schedule_is_never_two_at_once_makes_nothing_up_and_replaces_its_namesake(fake, host, capsys):
@@ -164,13 +164,62 @@ def test_retraining_can_be_scheduled(fake, host, tmp_path):
 def test_upload_adds_a_version_once(fake, host, capsys):
     for _ in range(2):
         assert main(["upload", "--host", host, "--profile", "cpu"]) == 0
-    assert {"sidgraft-train", "sidgraft-study"} <= set(fake.pipelines)
+    assert {("", "sidgraft-train"), ("", "sidgraft-study")} <= set(fake.pipelines)
     assert len(fake.pipelines) == len(PIPELINES)
     for versions in fake.versions.values():
         ((name, body),) = versions
         assert name.startswith("v0.1.0-cpu-")
         assert b"pipelineInfo" in body
     assert "#/pipelines/details/p0" in capsys.readouterr().out
+
+
+@pytest.fixture
+def upload(host, monkeypatch):
+    """Upload one pipeline, which is quicker than all."""
+    monkeypatch.setattr("pipelines.cluster.PIPELINES", ("retrain",))
+    return lambda *more: main(["upload", "--host", host, "--profile", "cpu", *more])
+
+
+def test_each_namespace_has_a_pipeline_of_its_own_beside_the_shared_one(fake, upload):
+    fake.multi_user = True
+    for namespace in ("shop", "", "other", "shop"):
+        assert upload("--namespace", namespace) == 0
+    assert sorted(fake.pipelines) == [(namespace, "sidgraft-retrain") for namespace in ("", "other", "shop")]
+    assert [len(versions) for versions in fake.versions.values()] == [1, 1, 1]
+
+
+def test_a_namespace_means_nothing_to_the_pipelines_of_a_server_for_one_user(fake, upload):
+    for namespace in ("", "shop"):
+        assert upload("--namespace", namespace) == 0
+    assert list(fake.pipelines) == [("", "sidgraft-retrain")]
+
+
+def test_a_version_is_found_behind_others(fake, upload):
+    """The server shows two of them on a page."""
+    assert upload() == 0
+    fake.versions["p0"][:0] = [(f"old-{n}", b"") for n in range(4)]
+    assert upload() == 0
+    assert len(fake.versions["p0"]) == 5
+
+
+def test_a_namespace_that_one_may_not_work_in_is_told(fake, upload, capsys):
+    fake.multi_user, fake.allowed = True, ["shop"]
+    assert upload("--namespace", "other") == 1
+    assert "(HTTP 403: User 'system:serviceaccount:shop:watcher' is not authorized in other)" in told(capsys)
+    assert not fake.pipelines
+
+
+def test_runs_and_schedules_of_many_users_are_in_an_experiment_of_their_namespace(fake, host, capsys):
+    fake.multi_user = True
+    for namespace in ("shop", "other", "shop"):
+        assert submit(host, "--namespace", namespace, "--cron", "0 0 3 * * *", command="schedule") == 0
+    assert submit(host, "--namespace", "shop") == 0
+    shop, other = fake.experiments["shop", "sidgraft"], fake.experiments["other", "sidgraft"]
+    assert len(fake.experiments) == 2
+    assert {name: sent.experiment_id for name, sent in fake.schedules.items()} == {"s1": other, "s2": shop}
+    assert fake.runs["r0"].experiment_id == shop
+    assert submit(host, "--namespace", "shop", "--experiment", "tests") == 1
+    assert "there is no experiment 'tests' in the namespace shop" in told(capsys)
 
 
 def test_a_host_where_nothing_answers_is_told(capsys):

@@ -1,4 +1,4 @@
-"""Retraining with the real stages: a shop whose catalog stays, grows and moves away, over five runs on one machine."""
+"""Retraining with the real stages: a shop whose catalog stays, grows and moves away, over six runs on one machine."""
 
 import json
 import re
@@ -129,11 +129,17 @@ def test_nothing_an_increment_a_refusal_and_a_full_training(tmp_path):
     assert re.search(r"publish: v-\w+ is refused: ndcg@10", refused)
     assert shop.latest() == two
 
-    fifth = done(shop.run())
+    left_alone = done(shop.run())
+    assert "watch: none. A model of this catalog was refused at " in left_alone
+    assert stages(left_alone).keys() == {"prepare", "embed", "watch"}
+    assert shop.latest() == two
+
+    fifth = done(shop.run("watch_force=full"))
     assert {text for stage, text in stages(fifth).items() if stage not in ("watch", "publish")} == {"reused"}
     three = shop.latest()
+    assert not (shop.bundles / "refused.json").exists()
     assert three not in (one, two)
     assert shop.sids(three).keys() == set(shop.ids)
     assert json.loads(shop.part(three, "semantic_ids", "continuity.json").read_text())["version"] == two
     decisions = [json.loads(file.read_text()) for file in shop.root.glob("artifacts/*/watch/out/decision.json")]
-    assert sorted(d["decision"] for d in decisions) == ["full", "full", "full", "incremental", "none"]
+    assert sorted(d["decision"] for d in decisions) == ["full", "full", "full", "incremental", "none", "none"]

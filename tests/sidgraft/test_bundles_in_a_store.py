@@ -26,6 +26,7 @@ def test_a_bundle_is_published_watched_and_served_from_the_store(store, shop, go
     refused = publish(**bad, bundles=place, out=str(tmp_path / "three"), popularity_floor=0.0)
     assert refused["version"] == one["version"]
     assert not refused["published"]
+    assert json.loads(storage.read_text(f"{place}/refused.json"))["version"] == one["version"]
     assert json.loads(storage.read_text(f"{place}/latest.json")) == {
         "version": two["version"],
         "previous": one["version"],
@@ -34,6 +35,10 @@ def test_a_bundle_is_published_watched_and_served_from_the_store(store, shop, go
 
     seen = watch(shop["catalog"], shop["item_embeddings"], place, str(tmp_path / "decision"))
     assert seen["decision"] == "none"
+    assert bundles.refusal(place, seen["catalog_digest"], two["version"])
+    publish(**good, bundles=place, out=str(tmp_path / "again"))
+    assert not storage.exists(f"{place}/refused.json")
+    assert not bundles.refusal(place, seen["catalog_digest"], two["version"])
 
     histories = pa.table({"user_id": ["u"], "item_ids": pa.array([["i03", "i04"]], pa.list_(pa.string()))})
     pq.write_table(histories, tmp_path / "h.parquet")

@@ -74,6 +74,7 @@ def test_ids_are_unique_reproducible_and_stored_with_their_quantizer(tmp_path, i
     assert described["at_fit"] == {
         "relative_squared_error": figures["relative_squared_error"],
         "first_code_error": pytest.approx(first, rel=1e-4),
+        "collision_rate": figures["collision_rate"],
     }
 
 

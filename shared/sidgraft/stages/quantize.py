@@ -165,6 +165,7 @@ def quantize(
     at_fit = _errors(reduced, quantizer, codes_NL)
     kept = _neighbours_kept(vectors, quantizer, codes_NL, seed)
     figures = quality.quality(codes, lengths_NL, quantizer.sizes, at_fit["relative_squared_error"], kept)
+    at_fit["collision_rate"] = figures["collision_rate"]
     quality.check_quality(figures, max_collision_rate, min_utilisation)
 
     summary = quality.summary(figures, items=len(item_ids), dim=width)

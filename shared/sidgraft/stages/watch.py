@@ -17,6 +17,7 @@ from sidgraft.bundles import (
     latest_version,
     open_bundle,
     other_encoder,
+    refusal,
     version_uri,
 )
 from sidgraft.catalog import item_categories
@@ -38,11 +39,13 @@ def watch(
     *,
     max_changed_share: float = 0.2,
     max_error_ratio: float = 2.0,
-    max_collision_rate: float = 1.0,
+    max_collision_rise: float = 0.1,
     max_category_shift: float = 0.1,
     force: str = "none",
 ) -> dict[str, Any]:
     """Compare the catalog, row by row, with the one of the latest bundle: train nothing, an increment, or all items.
+
+    A catalog that `publish` has refused is not trained again while it and the latest bundle stay as they were.
 
     Args:
         catalog: Directory of the catalog artifact.
@@ -52,15 +55,19 @@ def watch(
         max_changed_share: Largest share of the catalog that may be new or have another text, for an increment.
         max_error_ratio: Largest quantization error of new and changed items, in multiples of that of the items which
             the quantizer was fitted on; by the first code, from its centroid.
-        max_collision_rate: Largest share of items that may share their semantic codes with another.
+        max_collision_rise: How far the share of items that share their semantic codes with another may lie above that
+            share at the fit, for an increment. As many new items as max_changed_share allows by default, of the same
+            kind as the others, raise it by at most 0.08; more than 0.1 means that they crowd into few codes, or that
+            increments have filled the codes since.
         max_category_shift: Largest total variation distance between the mixes of categories, from 0 to 1.
-        force: none decides by the catalog. full trains with all items, whatever has changed; anew does so, too, and
-            goes on from nothing published: from the base model, as after a change of that model or of the levels.
+        force: none decides by the catalog. full trains with all items, whatever has changed or was refused; anew does
+            so, too, and goes on from nothing published: from the base model, as after a change of that model or of the
+            levels.
     """
     settings = {
         "max_changed_share": max_changed_share,
         "max_error_ratio": max_error_ratio,
-        "max_collision_rate": max_collision_rate,
+        "max_collision_rise": max_collision_rise,
         "max_category_shift": max_category_shift,
     }
     checks.not_negative(**settings)
@@ -90,13 +97,15 @@ def watch(
         names = differences(bundle.bundle.read_table("items.parquet"), digests)
         if other := other_encoder(bundle, inputs["item_embeddings"]):
             decision, reasons = "full", [other]
-        elif "at_fit" not in bundle.part("semantic_ids").read_json(quantizers.DESCRIPTION):
-            decision, reasons = "full", ["The published quantizer does not say how large its errors were at the fit."]
+        elif "collision_rate" not in _at_fit(bundle):
+            decision, reasons = "full", ["The published quantizer does not say what its figures were at the fit."]
         else:
             limits = _limits(bundle, now, vectors, names, settings)
             decision, reasons = _decide(names, limits)
         if force != "none":
             decision, reasons = "full", [f"It was asked for: force={force}.", *reasons]
+    if decision != "none" and force == "none" and (refused := refusal(bundles, facts["catalog_digest"], version)):
+        decision, reasons = "none", [refused, *reasons]
     facts["bundle"] = version_uri(bundles, version) if version and force != "anew" else ""
     facts |= {f"{name}_items": len(ids) for name, ids in names.items()}
     say(f"watch: {decision}. {reasons[0]}")
@@ -111,6 +120,11 @@ def watch(
         return dict(draft.metadata)
 
 
+def _at_fit(bundle: Bundle) -> dict[str, float]:
+    """What `quantize` measured when it fitted the bundle's quantizer, however many increments have come since."""
+    return bundle.part("semantic_ids").read_json(quantizers.DESCRIPTION).get("at_fit", {})
+
+
 def _limits(
     bundle: Bundle, now: pa.Table, vectors: pa.Table, names: dict[str, list[str]], settings: dict[str, float]
 ) -> list[Check]:
@@ -123,20 +137,22 @@ def _limits(
     is_known_N = np.asarray([item not in differs for item in item_ids])
     others_Nd = quantizer.reduced(vectors_Nd[~is_known_N])
     encoded = quantizer.encode(vectors_Nd[~is_known_N])
-    at_fit = ids.read_json(quantizers.DESCRIPTION)["at_fit"]
+    at_fit = _at_fit(bundle)
     others = dict(zip((item for item in item_ids if item in differs), encoded, strict=True))
     codes = continuity.extended(Issued.read(ids), item_ids, others)
     categories = Counter(category or "" for category in item_categories(now))
     before = bundle.bundle.read_json("catalog.json")["categories"]
-    found = {
-        "changed_share": len(differs) / len(item_ids),
-        "error_ratio": drift.error_ratio(others_Nd, quantizer.centroids[0], encoded[:, 0], at_fit["first_code_error"]),
-        "collision_rate": drift.collision_rate(codes[:, :-1]),
-        "category_shift": drift.category_shift(before, categories),
-    }
-    limits = [Check(name.replace("_", " "), value, most=settings[f"max_{name}"]) for name, value in found.items()]
-    most = int(codes[:, -1].max()) + 1
-    return [*limits, Check("number of items with the same codes", most, most=quantizer.sizes[-1])]
+    errors = drift.error_ratio(others_Nd, quantizer.centroids[0], encoded[:, 0], at_fit["first_code_error"])
+    shift = drift.category_shift(before, categories)
+    collisions, collisions_then = drift.collision_rate(codes[:, :-1]), at_fit["collision_rate"]
+    most_collisions = collisions_then + settings["max_collision_rise"]
+    return [
+        Check("changed share", len(differs) / len(item_ids), most=settings["max_changed_share"]),
+        Check("error ratio", errors, most=settings["max_error_ratio"]),
+        Check(f"collision rate (at the fit: {collisions_then:.4f})", collisions, most=most_collisions),
+        Check("category shift", shift, most=settings["max_category_shift"]),
+        Check("number of items with the same codes", int(codes[:, -1].max()) + 1, most=quantizer.sizes[-1]),
+    ]
 
 
 def _decide(names: dict[str, list[str]], limits: list[Check]) -> tuple[str, list[str]]:
