@@ -50,9 +50,9 @@ CHECKPOINTED = ("ground", "finetune")
 # On every pod of a stage: the network policy in manifests/ goes by it.
 LABEL = ("app.kubernetes.io/part-of", "sidgraft")
 
-# Read from the secret where it has them; a store that needs none, or a cluster that gives credentials to service
-# accounts, has no such secret.
-SECRET_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION")
+# Read from the secret where it has them. A store that needs none has no such secret, nor has a cluster that gives
+# service accounts a role at the store, which sidgraft.storage takes up where there are no keys.
+SECRET_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION")
 
 REFERENCE = re.compile(r"^[a-z0-9][\w.:/-]*?(:[\w][\w.-]{0,127}|@sha256:[0-9a-f]{64})$")
 

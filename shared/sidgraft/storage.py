@@ -4,10 +4,11 @@
     storage.download("s3://shop/models/7", "/tmp/model")
     with storage.local("s3://shop/catalog.parquet").open("rb") as stream: ...
 
-The endpoint, region and credentials come from the variables that other S3 tools read (docs/storage.md). A store keeps
-single objects whole, so a file is there or it is not. A folder is many objects: while one is being written or deleted
-it holds an object `.incomplete`, and is not read; `artifact.json` is written last and deleted first. Every object
-carries the SHA-256 of its content, which is checked when it is read. Needs the extra `s3` where a URI is remote.
+The endpoint, region and credentials come from the variables that other S3 tools read, those of a service account's
+identity in a cloud among them (docs/storage.md). A store keeps single objects whole, so a file is there or it is not.
+A folder is many objects: while one is being written or deleted it holds an object `.incomplete`, and is not read;
+`artifact.json` is written last and deleted first. Every object carries the SHA-256 of its content, which is checked
+when it is read. Needs the extra `s3` where a URI is remote.
 """
 
 from __future__ import annotations
@@ -62,6 +63,16 @@ SECRET_KEYS = {
     "secret_key": ("AWS_SECRET_ACCESS_KEY", "secretkey"),
     "session_token": ("AWS_SESSION_TOKEN",),
 }
+
+# Where a service account's identity in the cloud is found, in the order in which minio looks: a token that is exchanged
+# for credentials (a web identity), or an agent beside the pod that hands them out. The other variables belong to these.
+IDENTITIES = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)  # fmt: skip
+IDENTITY_SETTINGS = (
+    *IDENTITIES, "AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+)  # fmt: skip
 
 
 class StorageError(ValueError):
@@ -536,11 +547,14 @@ def _connection() -> Any:
     if style not in ("auto", "path", "virtual"):
         raise StorageError(f"AWS_S3_ADDRESSING_STYLE is {style!r}, expected auto, path or virtual.")
     authority = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
-    return _connect(os.getpid(), *_endpoint(), region, style, authority)
+    settings = tuple(os.environ.get(name) for name in IDENTITY_SETTINGS)
+    return _connect(os.getpid(), *_endpoint(), region, style, authority, settings)
 
 
 @lru_cache(maxsize=8)
-def _connect(process: int, host: str, tls: bool, region: str, style: str, authority: str | None) -> Any:
+def _connect(
+    process: int, host: str, tls: bool, region: str, style: str, authority: str | None, settings: tuple[str | None, ...]
+) -> Any:
     try:
         import certifi
         import urllib3
@@ -554,8 +568,9 @@ def _connect(process: int, host: str, tls: bool, region: str, style: str, author
         """Credentials read for each request: a mounted secret may be renewed while a stage runs."""
 
         def retrieve(self) -> Credentials:
-            found = _credentials()
-            return Credentials(found["access_key"], found["secret_key"], found.get("session_token"))
+            if found := _credentials():
+                return Credentials(found["access_key"], found["secret_key"], found.get("session_token"))
+            return _exchanged(identity)
 
     retries = urllib3.Retry(
         total=TRIES,
@@ -577,6 +592,7 @@ def _connect(process: int, host: str, tls: bool, region: str, style: str, author
         ca_certs=authority or certifi.where(),
         retries=retries,
     )
+    identity = _identity(pool, region)
     client = Minio(host, secure=tls, region=region, credentials=Environment(), http_client=pool)
     if style == "path":
         client.disable_virtual_style_endpoint()
@@ -586,7 +602,7 @@ def _connect(process: int, host: str, tls: bool, region: str, style: str, author
 
 
 def _credentials() -> dict[str, str]:
-    """Credentials from the variables, from a mounted secret, or from a file of profiles; the first that has them."""
+    """Credentials from the variables, a mounted secret, or a file of profiles: the first that has them, or none."""
     found = {part: os.environ[names[0]] for part, names in SECRET_KEYS.items() if os.environ.get(names[0])}
     place = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials")
     if "access_key" in found and "secret_key" in found:
@@ -605,12 +621,84 @@ def _credentials() -> dict[str, str]:
         parser.read(place, encoding="utf-8")
         values = dict(parser[profile]) if parser.has_section(profile) else {}
         found = {part: values[n.lower()] for part, (n, *_) in SECRET_KEYS.items() if values.get(n.lower())}
-    if found.get("access_key") and found.get("secret_key"):
-        return found
-    raise StorageError(
-        "there are no credentials for the object store: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or"
-        " AWS_SHARED_CREDENTIALS_FILE to a file of profiles or the folder of a mounted secret."
-    )
+    return found if found.get("access_key") and found.get("secret_key") else {}
+
+
+def _identity(pool: Any, region: str) -> Any:
+    """The client's own provider for a service account's identity, which keeps credentials until shortly before they
+    end; None where the environment names no identity.
+
+    As in other tools an address of one's own for all services is also that of the one that exchanges tokens.
+    """
+    from minio.credentials.providers import IamAwsProvider
+
+    if not any(os.environ.get(name) for name in IDENTITIES):
+        return None
+    service = os.environ.get("AWS_ENDPOINT_URL_STS") or os.environ.get("AWS_ENDPOINT_URL")
+    exchanged = bool(os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"))
+    client: Any = _Exchange(pool)
+    return IamAwsProvider(custom_endpoint=service if exchanged else None, region=region, http_client=client)
+
+
+def _exchanged(identity: Any) -> Any:
+    """Credentials for the identity of this service account. Raises StorageError where there is none, or no exchange."""
+    if identity is None:
+        raise StorageError(
+            "there are no credentials for the object store: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or"
+            " AWS_SHARED_CREDENTIALS_FILE to a file of profiles or the folder of a mounted secret, or give the service"
+            " account a role (docs/storage.md)."
+        )
+    try:
+        return identity.retrieve()
+    except StorageError:
+        raise
+    except (OSError, ValueError, KeyError, SyntaxError) as error:  # the last is that of XML
+        reason = f"the answer has no {error}" if isinstance(error, KeyError) else error
+        name = next(name for name in IDENTITIES if os.environ.get(name))
+        raise StorageError(
+            f"{name} gives no credentials for the object store ({reason}): correct it, or set AWS_ACCESS_KEY_ID and"
+            " AWS_SECRET_ACCESS_KEY."
+        ) from error
+
+
+class _Exchange:
+    """Asks for the credentials of an identity; the minio client calls it by this name."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+
+    def urlopen(self, method: str, url: str, body: Any = None, headers: Any = None) -> Any:
+        """The answer. Raises StorageError where there is none, or it is a refusal."""
+        from urllib3.exceptions import HTTPError, MaxRetryError
+
+        if method == "POST":  # the token is in the query there, and an address ends up in logs and errors
+            url, _, body = url.partition("?")
+            headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        else:
+            headers = {name: value.strip() for name, value in (headers or {}).items()}  # a line's end is refused
+        host = urlsplit(url).netloc
+        try:
+            response = self.pool.urlopen(method, url, body=body, headers=headers)
+        except HTTPError as error:
+            reason = error.reason if isinstance(error, MaxRetryError) else error
+            raise StorageError(
+                f"no answer from {host}, which gives this service account's credentials for the object store"
+                f" ({reason}): check that this machine can reach it, in a cluster the network policy."
+            ) from error
+        if response.status != 200:
+            raise StorageError(
+                f"{host} gives this service account no credentials for the object store ({response.status},"
+                f" {_said(response.data)}): check that the account has a role, and that the role trusts it."
+            )
+        return response
+
+
+def _said(body: bytes) -> str:
+    """The words of a refusal: code and message where it is XML, on one line."""
+    text = body.decode("utf-8", "replace")
+    found = dict(re.findall(r"<(Code|Message)>([^<]*)<", text))
+    words = " ".join((f"{found['Code']}: {found.get('Message', '')}" if "Code" in found else text).split())
+    return words[:300].rstrip(".: ") or "without a word"
 
 
 def _waits() -> Iterator[float | None]:
@@ -647,8 +735,8 @@ def _explained(uri: str | Path) -> Iterator[None]:
             message = "it does not exist in the store: correct the URI, or run the step that writes it."
         elif error.code in REFUSED_CODES:
             message = (
-                f"{host} refuses the credentials ({error.code}): check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
-                f" and that they may read and write the bucket {bucket}."
+                f"{host} refuses the credentials ({error.code}): check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or"
+                f" the role of the service account, and that they may read and write the bucket {bucket}."
             )
         elif error.code == "PreconditionFailed":
             message = "it changed while it was being read: run this again."

@@ -77,6 +77,8 @@ def test_the_training_runtime_is_valid_by_the_models_of_kubeflow_trainer(overlay
     assert job["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     assert [c["name"] for c in pods_of_runtime(runtime)["spec"]["containers"]] == ["node"]
     assert job["template"]["spec"]["backoffLimit"] == 0
+    longest = max(read_profile(name).stages["finetune"].timeout for name in profile_names())
+    assert longest < job["template"]["spec"]["activeDeadlineSeconds"] <= 7 * 24 * 3600  # a job that lost its task ends
     assert runtime["spec"]["mlPolicy"]["torch"] == {}
 
 
@@ -173,7 +175,8 @@ def test_a_training_pod_has_shared_memory_the_stores_credentials_and_the_labels_
     pod = pods_of_runtime(runtime)
     spec, (container,) = pod["spec"], pod["spec"]["containers"]
     assert pod["metadata"]["labels"][LABEL[0]] == LABEL[1]  # the network policies go by it
-    assert "serviceAccountName" not in spec  # a node asks the cluster for nothing
+    assert spec["automountServiceAccountToken"] is False  # a node asks the cluster for nothing
+    assert spec["serviceAccountName"] == read_profile("eks").service_account  # whose role at the store it needs
     refs = [entry["valueFrom"]["secretKeyRef"] for entry in container["env"]]
     assert {(r["name"], r["key"], r["optional"]) for r in refs} == {
         ("sidgraft-object-store", key, True) for key in SECRET_KEYS
@@ -269,6 +272,13 @@ def test_roles_name_what_they_may_and_touch_no_secret_but_that_of_kfps_own_store
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_agent_of_pod_identities_is_the_only_thing_reached_by_plain_http(overlay):
+    agent = {"to": [{"ipBlock": {"cidr": "169.254.170.23/32"}}], "ports": [{"protocol": "TCP", "port": 80}]}
+    exits = [rule for policy in of_kind(overlay, "NetworkPolicy") for rule in policy["spec"].get("egress", [])]
+    assert [rule for rule in exits if 80 in [port["port"] for port in rule.get("ports", [])]] == [agent]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_nobody_reaches_a_stage_and_a_stage_reaches_what_is_named(overlay):
     policies = {p["metadata"]["name"]: p["spec"] for p in of_kind(overlay, "NetworkPolicy")}
     nodes = {"matchLabels": {LABEL[0]: LABEL[1], "app.kubernetes.io/component": "training"}}
@@ -285,7 +295,7 @@ def test_nobody_reaches_a_stage_and_a_stage_reaches_what_is_named(overlay):
     assert all(rule["to"] and rule["ports"] for rule in exits)
     ports = {port["port"] for rule in exits for port in rule["ports"]}
     dns = 5353 if overlay == "openshift" else 53
-    assert ports == {dns, 443, 6443, 8080, 8333, 8887, 8888, 9000}
+    assert ports == {dns, 80, 443, 6443, 8080, 8333, 8887, 8888, 9000}
     blocks = [to["ipBlock"] for rule in exits for to in rule["to"] if "ipBlock" in to]
     anywhere = [block for block in blocks if not block["cidr"].endswith("/32")]
     assert anywhere
@@ -317,6 +327,8 @@ def test_the_import_of_a_model_has_an_end_and_the_labels_of_its_policies():
     assert job["spec"]["activeDeadlineSeconds"] > 0
     assert job["spec"]["backoffLimit"] > 0
     assert job["spec"]["template"]["metadata"]["labels"] == {LABEL[0]: LABEL[1]}
+    assert job["spec"]["template"]["spec"]["serviceAccountName"] == read_profile("eks").service_account
+    assert job["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     command = job["spec"]["template"]["spec"]["containers"][0]["command"]
     assert command[:3] == ["python", "-m", "sidgraft.fetch"]
 

@@ -9,7 +9,15 @@ import yaml
 from components import images
 from pipelines.__main__ import main
 from pipelines.build import COMPILED, PIPELINES, ROOT, compiled, load_pipeline, stage_of
-from pipelines.placement import PROFILES, ProfileError, for_parameters, placed, profile_names, read_profile
+from pipelines.placement import (
+    PROFILES,
+    SECRET_KEYS,
+    ProfileError,
+    for_parameters,
+    placed,
+    profile_names,
+    read_profile,
+)
 from sidgraft.signatures import STAGES
 
 FILES = sorted((ROOT / COMPILED).glob("*.yaml"))
@@ -121,7 +129,9 @@ def test_policy_of_every_executor(file):
             assert gibibytes(resources["resourceMemoryLimit"]) == gibibytes(shm["sizeLimit"]) + own.stages[stage].memory
         assert kubernetes["podMetadata"]["labels"]["app.kubernetes.io/part-of"] == "sidgraft", stage
         assert "env" not in container, stage  # secrets come by reference alone
-        assert [s["secretName"] for s in kubernetes["secretAsEnv"]] == ["sidgraft-object-store"], stage
+        (secret,) = kubernetes["secretAsEnv"]
+        assert (secret["secretName"], secret["optional"]) == ("sidgraft-object-store", True), stage
+        assert {(key["secretKey"], key["envVar"]) for key in secret["keyToEnv"]} == {(key, key) for key in SECRET_KEYS}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)

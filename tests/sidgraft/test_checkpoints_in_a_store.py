@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -161,6 +162,34 @@ def test_a_server_killed_within_an_upload_keeps_the_older_checkpoint(store, tmp_
     assert here.last() == str(directory / "checkpoint-7")
     save(directory, remote, 9, saved=here)
     assert {name.split("/")[0] for name in names(remote)} == {"beside-9", "checkpoint-9"}
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_within_an_upload_and_comes_back_costs_only_time(store, tmp_path, monkeypatch, caplog):
+    remote, directory = f"{store.place}/run", tmp_path / "here"
+    directory.mkdir()
+    saved = save(directory, remote, 5, best="first")
+    put, comes_back = storage._put, threading.Timer(2.0, store.start)
+
+    def dying(bucket, name, *rest):
+        if name.endswith("checkpoint-7/global_step/shard_0.pt") and not comes_back.is_alive():
+            store.kill()
+            comes_back.start()
+        put(bucket, name, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "_put", dying)
+        try:
+            save(directory, remote, 7, best="second", saved=saved)
+        finally:
+            comes_back.join()
+            store.wait()  # for the tests after this one
+    assert "Retrying" in caplog.text
+    assert {name.split("/")[0] for name in names(remote)} == {"beside-7", "checkpoint-7"}
+    fresh, again = on_a_fresh_machine(tmp_path, remote)
+    assert again.last() == str(fresh / "checkpoint-7")
+    assert (fresh / "checkpoint-7" / "global_step" / "shard_0.pt").read_bytes() == bytes([7]) * 100
+    assert (fresh / "best" / "model.safetensors").read_text() == "second"
 
 
 def test_a_store_that_refuses_is_known_before_anything_is_computed(shop, store, tmp_path, monkeypatch):
