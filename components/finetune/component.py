@@ -24,6 +24,7 @@ def finetune(
     warmup: float = 0.1,
     batch_size: int = 16,
     max_length: int = 1024,
+    tokens_at_once: int = 16384,
     patience: int = 5,
     validation_users: int = 0,
     validation_beams: int = 10,

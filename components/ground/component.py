@@ -20,6 +20,7 @@ def ground(
     learning_rate: float = 0.001,
     batch_size: int = 16,
     max_length: int = 1024,
+    tokens_at_once: int = 16384,
     keep_epochs: str = "",
     precision: str = "bfloat16",
     seed: int = 0,

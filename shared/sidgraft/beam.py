@@ -22,6 +22,7 @@ from sidgraft.sids import SidVocabulary
 from sidgraft.trie import Trie
 
 LOGITS_AT_ONCE = 32 * 1024 * 1024  # entries of the full-vocabulary logits held at a time
+SCORES_AT_ONCE = 16 * 1024 * 1024  # entries of the scores of a level's codes, for all beams of a group of prompts
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,9 @@ def decode(
     """Beam search for many prompts in batches of similar length, at most ``batch_tokens`` prompt tokens each.
 
     ``autocast`` computes in that dtype over weights of another. ``targets`` are rows of the SID table: where
-    given, it is also told at which depth the beams still held them.
+    given, it is also told at which depth the beams still held them. Batches are smaller where many beams over a wide
+    level ask for it, and are halved when the memory is used up; beams are never fewer than asked for. Raises ValueError
+    where it does not hold a single prompt.
     """
     trie = trie.to(model.device)
     width = min(beams, len(trie.item_N))
@@ -179,9 +182,17 @@ def decode(
     scores_UG = np.full((len(prompts), width), -np.inf, dtype=np.float32)
     kept_UL = None if targets is None else np.zeros((len(prompts), trie.depth), dtype=bool)
     precision = torch.autocast(model.device.type, autocast) if autocast else contextlib.nullcontext()
+    most = SCORES_AT_ONCE // (width * max(vocabulary.sizes))
+    groups = list(batches_by_length([len(p) for p in prompts], batch_tokens, most))
     with Progress(what, len(prompts), "users") as progress, precision:
-        for group in batches_by_length([len(p) for p in prompts], batch_tokens):
-            found = beam_search(model, trie, vocabulary, [prompts[i] for i in group], beams=beams, score=score)
+        while groups:
+            group = groups.pop(0)
+            found = None
+            with contextlib.suppress(torch.OutOfMemoryError):  # its traceback would keep the tensors of the search
+                found = beam_search(model, trie, vocabulary, [prompts[i] for i in group], beams=beams, score=score)
+            if found is None:
+                groups = _halved([group, *groups], len(prompts[group[0]]), beams)
+                continue
             items_UG[group] = found.items_BG.cpu().numpy()
             scores_UG[group] = found.scores_BG.cpu().numpy()
             if targets is not None and kept_UL is not None:
@@ -192,12 +203,25 @@ def decode(
     return Decoded(items_UG, scores_UG, kept_UL)
 
 
-def batches_by_length(lengths: list[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Group prompts of similar length, at most ``batch_tokens`` tokens (or one prompt) a group, longest first."""
+def _halved(groups: list[list[int]], tokens: int, beams: int) -> list[list[int]]:
+    """Each group in two, the first of which, with prompts of up to ``tokens``, was too large for the memory."""
+    if len(groups[0]) == 1:
+        raise ValueError(
+            f"the memory does not hold the search of {beams} beams for one prompt of {tokens} tokens: ask for fewer"
+            " beams or items, give prompts of fewer tokens (max_length), or free memory that others use."
+        )
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    halves = [half for group in groups for half in (group[: (len(group) + 1) // 2], group[(len(group) + 1) // 2 :])]
+    return [half for half in halves if half]
+
+
+def batches_by_length(lengths: list[int], batch_tokens: int, most: int) -> Iterator[list[int]]:
+    """Group prompts of similar length, longest first: ``most`` prompts and ``batch_tokens`` tokens at most, or one."""
     group: list[int] = []
     tokens = 0
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if group and tokens + lengths[index] > batch_tokens:
+        if group and (tokens + lengths[index] > batch_tokens or len(group) >= most):
             yield group
             group, tokens = [], 0
         group.append(index)

@@ -75,16 +75,37 @@ def pack(samples: list[Sample]) -> dict[str, Any]:
     }
 
 
-def pack_share(samples: list[Sample], *, rank: int, world: int) -> dict[str, Any]:
-    """Pack one process's share of a step's samples, with the weight of its mean loss.
+def pack_step(
+    samples: list[Sample], *, rank: int = 0, world: int = 1, tokens_at_once: int = 0
+) -> dict[str, list[dict[str, Any]]]:
+    """Pack one process's share of a step's samples, in parts of ``tokens_at_once``, each with its loss's weight.
 
-    Processes average their gradients, so a mean over M of all the step's targets counts ``world * M / all``: the
-    sum is then the mean over all targets, as one process would form it. A process without a sample of its own
-    (a last step with fewer samples than processes) takes part with weight 0.
+    A part is as many samples, in their order, as make at most so many tokens with padding to the longest, at least
+    one; 0 makes a single part. Processes average their gradients and parts add them up, so a mean over M of all the
+    step's targets counts ``world * M / all``: what comes out is the mean over all targets, as one process would form
+    it in one part. A process without a sample of its own (a last step with fewer samples than processes) takes part
+    with weight 0. Raises ValueError where there is no target.
     """
-    mine = samples[rank::world]
-    targets = [sum(int(s.target_S.sum()) for s in part) for part in (mine, samples)]
-    return pack(mine or samples[:1]) | {"weight": world * targets[0] / targets[1]}
+    samples = [sample for sample in samples if sample.target_S.any()]  # others would make a part without a mean
+    if not samples:
+        raise ValueError("no sample of a step has a target: raise max_length, which cuts them off.")
+    parts = []
+    for part in _parts(samples[rank::world], tokens_at_once):
+        targets = [sum(int(s.target_S.sum()) for s in some) for some in (part, samples)]
+        parts.append(pack(part or samples[:1]) | {"weight": world * targets[0] / targets[1]})
+    return {"parts": parts}
+
+
+def _parts(samples: list[Sample], tokens_at_once: int) -> list[list[Sample]]:
+    parts: list[list[Sample]] = [[]]
+    longest = 0
+    for sample in samples:
+        longest = max(longest, len(sample))
+        if tokens_at_once and parts[-1] and (len(parts[-1]) + 1) * longest > tokens_at_once:
+            parts.append([])
+            longest = len(sample)
+        parts[-1].append(sample)
+    return parts
 
 
 class GroundingModel(nn.Module):
@@ -113,8 +134,9 @@ class GroundingModel(nn.Module):
         packing: Packing,
         supervised: torch.Tensor,
         targets: torch.Tensor,
+        weight: float = 1.0,
     ) -> dict[str, torch.Tensor]:
-        """Mean loss at the supervised positions over the whole extended vocabulary."""
+        """Mean loss at the supervised positions over the whole extended vocabulary, times its weight."""
         decoder, embedding_VD, head = self._frozen
         new_1U = (input_ids >= self.first_id) & (input_ids < self.first_id + self.n_new)
         embedded = embedding_VD[input_ids.masked_fill(new_1U, 0)]
@@ -125,7 +147,7 @@ class GroundingModel(nn.Module):
         rows_ND = self.rows if self.head_rows is None else self.head_rows
         after = self.first_id + self.n_new
         blocks = [head.weight[: self.first_id], rows_ND, head.weight[after:]]
-        return {"loss": chunked_cross_entropy(hidden_UD[supervised], blocks, targets)}
+        return {"loss": weight * chunked_cross_entropy(hidden_UD[supervised], blocks, targets)}
 
     def new_rows(self) -> dict[str, torch.Tensor]:
         """The rows as they are now, float32."""
@@ -163,11 +185,35 @@ def _hidden(
     return hidden_UD
 
 
-class GraftTrainer(Trainer):
-    """A Trainer whose loss at the supervised positions comes from `supervise`'s head; batches by `pack_share`."""
+class PartsTrainer(Trainer):
+    """A Trainer that runs a step in the parts that `pack_step` makes of it: memory holds one part's activations."""
+
+    def training_step(
+        self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Forward and backward of one part after the other; returns the step's loss.
+
+        Processes, which may have different numbers of parts, add up their gradients in the last one's backward.
+        """
+        *earlier, last = inputs["parts"]
+        losses = []
+        for part in earlier:
+            with self.accelerator.no_sync(model):
+                losses.append(super().training_step(model, part, num_items_in_batch))
+        losses.append(super().training_step(model, last, num_items_in_batch))
+        return torch.stack(losses).sum()
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Those of all parts, as the Trainer estimates them."""
+        count = super().floating_point_ops
+        return sum(count(part) for part in inputs["parts"])
+
+
+class GraftTrainer(PartsTrainer):
+    """A trainer whose loss at the supervised positions comes from `supervise`'s head; batches by `pack_step`."""
 
     def get_train_dataloader(self) -> DataLoader:
-        """Hand the whole batch of a step to every process, whose `pack_share` takes a part of it.
+        """Hand the whole batch of a step to every process, whose `pack_step` takes a share of it.
 
         Dealt out by accelerate, the last batch of an epoch would be filled up with samples seen before, and no
         process would know how many targets the others have. (The Trainer sets a sampler that knows of processes

@@ -10,14 +10,10 @@ from transformers import AutoModelForCausalLM
 from sidgraft import adapters
 from sidgraft.attention import Packing
 from sidgraft.models import is_tied
-from sidgraft.training import GraftTrainer, Samples, arguments, pack_share, supervise
+from sidgraft.training import GraftTrainer, Samples, arguments, pack_step, supervise
 from sidgraft.validation import save_best
 
 FLOAT32 = {"rank": 4, "alpha": 16.0, "dropout": 0.0, "dtype": torch.float32, "seed": 0}
-
-
-def one_process(samples):
-    return pack_share(samples, rank=0, world=1)
 
 
 def train(tmp_path, mode, *, tied=True, dtype=torch.float32):
@@ -31,7 +27,7 @@ def train(tmp_path, mode, *, tied=True, dtype=torch.float32):
     options = {"max_steps": 3, "learning_rate": 1e-2, "bf16": dtype == torch.bfloat16}
     settings = arguments(tmp_path / "run", checkpoints=False, batch_size=2, seed=0, **options)
     samples = Samples(some_samples(vocabulary))
-    GraftTrainer(model=model, args=settings, train_dataset=samples, data_collator=one_process).train()
+    GraftTrainer(model=model, args=settings, train_dataset=samples, data_collator=pack_step).train()
     return before, model.eval(), vocabulary
 
 
@@ -58,7 +54,7 @@ def test_exactly_the_intended_parameters_move(tmp_path, mode, tied):
     assert is_tied(model) == tied
 
 
-@pytest.mark.parametrize("mode", ["lora", "qlora"])
+@pytest.mark.parametrize("mode", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_merged_model_reloads_anywhere_with_the_trained_logits(tmp_path, mode, tied):
     if mode == "qlora":
@@ -70,6 +66,7 @@ def test_the_merged_model_reloads_anywhere_with_the_trained_logits(tmp_path, mod
     assert not [name for name, _ in loaded.named_parameters() if "lora" in name or "base_layer" in name]
     packing = Packing.of([20])
     trained = logits(model, position_ids=packing.positions_1U, packing=packing)
+    assert trained.std() > 0.1
     torch.testing.assert_close(logits(loaded), trained, rtol=1e-4, atol=1e-5)
     if mode == "lora":  # by the formula, in float64
         name = "model.layers.1.mlp.down_proj"

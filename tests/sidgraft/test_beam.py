@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sidgraft import beam
 from sidgraft.attention import use_packed_attention
 from sidgraft.beam import _first_of_best, batches_by_length, beam_search, decode
 from sidgraft.models import add_tokens, load_base, put_rows
@@ -53,9 +54,12 @@ def exhaustive(model, vocabulary, codes_NL, prompt, score):
     return np.asarray(scores)
 
 
-@pytest.mark.parametrize("score", ["exact", "restricted"])
-def test_with_as_many_beams_as_items_it_is_exhaustive_search(score):
+@pytest.mark.parametrize(("score", "beams_at_once"), [("exact", None), ("exact", 3), ("restricted", None)])
+def test_with_as_many_beams_as_items_it_is_exhaustive_search(monkeypatch, score, beams_at_once):
     model, vocabulary = grafted()
+    rows = len(model.get_output_embeddings().weight)
+    if beams_at_once:  # the normaliser of the exact score is formed for so many; 3 does not divide the 4 of the start
+        monkeypatch.setattr(beam, "LOGITS_AT_ONCE", beams_at_once * rows + rows // 2)
     codes_NL = catalog()
     prompts = prompts_of(vocabulary)
     expected = [exhaustive(model, vocabulary, codes_NL, prompt, score) for prompt in prompts]
@@ -105,6 +109,52 @@ def test_a_batch_of_unequal_histories_gives_what_one_by_one_gives():
     alone = decode(model, trie, vocabulary, prompts, beams=6, batch_tokens=1)
     assert together.items_UG.tolist() == alone.items_UG.tolist()
     np.testing.assert_allclose(together.scores_UG, alone.scores_UG, atol=1e-4)
+
+
+def fitting(monkeypatch, most):
+    """Let only ``most`` prompts at a time fit the memory; returns the sizes of the batches that were tried."""
+    tried = []
+
+    def search(model, trie, vocabulary, prompts, **settings):
+        tried.append(len(prompts))
+        if len(prompts) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return beam_search(model, trie, vocabulary, prompts, **settings)
+
+    monkeypatch.setattr(beam, "beam_search", search)
+    return tried
+
+
+def test_a_batch_that_the_memory_does_not_hold_is_halved_with_all_its_beams(monkeypatch):
+    model, vocabulary = grafted()
+    use_packed_attention(model)
+    trie = build_trie(catalog())
+    prompts = prompts_of(vocabulary, (3, 40, 6, 1, 17, 2, 2, 3, 3))
+    settings = {"beams": 6, "batch_tokens": 80, "targets": np.arange(9)}
+    whole = decode(model, trie, vocabulary, prompts, **settings)
+    tried = fitting(monkeypatch, 2)
+    found = decode(model, trie, vocabulary, prompts, **settings)
+    assert tried == [6, 3, 2, 1, 2, 1, 1, 1, 1]  # once it was too many, the batches that follow are halved with it
+    assert found.items_UG.tolist() == whole.items_UG.tolist()
+    assert found.kept_UL.tolist() == whole.kept_UL.tolist()
+    np.testing.assert_allclose(found.scores_UG, whole.scores_UG, atol=1e-4)
+
+
+def test_one_prompt_that_the_memory_does_not_hold_is_an_error_that_says_what_to_lower(monkeypatch):
+    model, vocabulary = grafted()
+    use_packed_attention(model)
+    fitting(monkeypatch, 0)
+    with pytest.raises(ValueError, match=r"search of 6 beams for one prompt of 12 tokens: ask for fewer beams"):
+        decode(model, build_trie(catalog()), vocabulary, prompts_of(vocabulary), beams=6)
+
+
+def test_a_batch_holds_fewer_prompts_where_many_beams_meet_a_wide_level(monkeypatch):
+    model, vocabulary = grafted(sizes=(4, 3, 3, 5))
+    use_packed_attention(model)
+    monkeypatch.setattr(beam, "SCORES_AT_ONCE", 2 * 6 * 5 + 6)  # of two prompts and a bit
+    tried = fitting(monkeypatch, 9)
+    decode(model, build_trie(catalog()), vocabulary, prompts_of(vocabulary), beams=6)
+    assert tried == [2, 2]
 
 
 def test_more_beams_than_items_leave_no_empty_place():
@@ -192,6 +242,7 @@ def test_two_items_with_one_semantic_id_are_refused():
 
 def test_batches_hold_every_prompt_once_within_the_budget():
     lengths = [5, 90, 3, 40, 41, 2, 7]
-    groups = list(batches_by_length(lengths, 60))
+    groups = list(batches_by_length(lengths, 60, 3))
     assert sorted(i for group in groups for i in group) == list(range(7))
     assert all(sum(lengths[i] for i in group) <= 60 or len(group) == 1 for group in groups)
+    assert max(map(len, groups)) == 3

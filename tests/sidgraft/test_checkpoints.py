@@ -7,8 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sidgraft import checkpoints, training
+from sidgraft import artifacts, checkpoints, training
+from sidgraft.models import load_base, made_for
+from sidgraft.stages.expand import expand
 from sidgraft.stages.finetune import finetune
+from sidgraft.stages.quantize import quantize
 
 INPUTS = ("token_rows", "catalog", "semantic_ids", "interactions")
 SETTINGS = {"epochs": 3, "patience": 3, "learning_rate": 5e-3, "batch_size": 8, "precision": "float32"}  # 5 steps each
@@ -35,10 +38,10 @@ def break_off(monkeypatch, step, error):
     monkeypatch.setattr(training.ShowProgress, "on_log", on_log)
 
 
-@pytest.mark.parametrize("mode", ["full", "lora"])
-def test_a_run_that_broke_off_goes_on_to_the_same_bits(shop, tmp_path, monkeypatch, mode):
-    every = {"mode": mode, "checkpoints": str(tmp_path / "checkpoints"), "checkpoint_minutes": 0.0}
-    run(shop, tmp_path / "whole", mode=mode)
+@pytest.mark.parametrize("given", [{}, {"mode": "lora"}, {"mode": "lora", "tokens_at_once": 250}])
+def test_a_run_that_broke_off_goes_on_to_the_same_bits(shop, tmp_path, monkeypatch, given):
+    every = given | {"checkpoints": str(tmp_path / "checkpoints"), "checkpoint_minutes": 0.0}
+    run(shop, tmp_path / "whole", **given)
     with monkeypatch.context() as patch:
         break_off(patch, 8, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
@@ -99,13 +102,30 @@ def test_at_a_number_that_is_none_it_stops_by_step_and_batch_and_keeps_the_last_
 
 
 @pytest.mark.parametrize("other", ["base model", "vocabulary", "processes"])
-def test_a_checkpoint_made_for_something_else_is_refused(tmp_path, other):
-    facts = {"base model": "aa", "vocabulary": "bb", "processes": 1}
-    (tmp_path / "checkpoint-5").mkdir()
-    (tmp_path / "checkpoint-5" / checkpoints.WHOLE).write_text(json.dumps(facts | {other: "cc"}))
-    with pytest.raises(ValueError, match=f"made for {other} cc, but this run has {other} .*another checkpoints"):
-        checkpoints.Checkpoints(tmp_path, facts, 10.0).last()
-    assert (tmp_path / "checkpoint-5").is_dir()
+def test_a_checkpoint_made_for_something_else_is_refused(shop, tmp_path, other):
+    """Each differs alone: rows of one vocabulary for another model, or of the same model for more codes."""
+    catalog, vectors, ids = shop["catalog"], shop["item_embeddings"], shop["semantic_ids"]
+    base, rows, more = (str(tmp_path / name) for name in ("base", "rows", "ids"))
+    if other == "base model":
+        model, tokenizer = load_base("tiny")
+        model.lm_head.weight.data[3, 5] += 1
+        model.save_pretrained(base)
+        tokenizer.save_pretrained(base)
+    if other == "vocabulary":
+        quantize(vectors, more, levels=2, codebook_size=5, dedup_size=16, fit="lloyd")
+        ids = more
+    expand(ids, catalog, vectors, rows, base_model=base if other == "base model" else "tiny")
+    there = made_for(artifacts.load(rows, "token_rows/v1")) | {"processes": 1 + (other == "processes")}
+    facts = made_for(artifacts.load(shop["token_rows"], "token_rows/v1")) | {"processes": 1}
+    assert [name for name in facts if facts[name] != there[name]] == [other]
+    work = tmp_path / "work"
+    (work / "checkpoint-5").mkdir(parents=True)
+    (work / "checkpoint-5" / checkpoints.WHOLE).write_text(json.dumps(there))
+    refused = f"made for {other} {there[other]}, but this run has {other} {facts[other]}: .*another checkpoints"
+    with pytest.raises(ValueError, match=refused):
+        checkpoints.Checkpoints(work, facts, 10.0).last()
+    assert (work / "checkpoint-5").is_dir()
+    assert checkpoints.Checkpoints(work, there, 10.0).last() == str(work / "checkpoint-5")
 
 
 def test_a_checkpoint_cut_short_is_removed_and_the_older_one_taken(tmp_path):

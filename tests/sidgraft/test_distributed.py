@@ -17,7 +17,7 @@ from test_training import make, some_samples
 from sidgraft import distributed
 from sidgraft.prompts import Sample
 from sidgraft.stages.finetune import finetune
-from sidgraft.training import GraftTrainer, arguments, pack, pack_share, supervise
+from sidgraft.training import GraftTrainer, arguments, pack, pack_step, supervise
 
 INPUTS = ("token_rows", "catalog", "semantic_ids", "interactions")
 # Six steps an epoch; the last has 5 samples, which two processes share unequally.
@@ -36,11 +36,12 @@ def alone(shop, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
-def test_two_processes_give_the_curve_and_the_weights_of_one(shop, alone, tmp_path, strategy):
+@pytest.mark.parametrize(("strategy", "tokens"), [("ddp", 0), ("ddp", 150), ("zero1", 0), ("zero2", 0), ("zero3", 150)])
+def test_two_processes_give_the_curve_and_the_weights_of_one(shop, alone, tmp_path, strategy, tokens):
+    """With 150 tokens at once the two have different numbers of parts in a step; ZeRO makes none."""
     if strategy != "ddp":
         pytest.importorskip("deepspeed")
-    run(shop, tmp_path / "model", strategy=strategy, processes=2)
+    run(shop, tmp_path / "model", strategy=strategy, processes=2, tokens_at_once=tokens)
     logs = [json.loads((folder / "training.json").read_text())["log"] for folder in (alone, tmp_path / "model")]
     assert [row.get("step") for row in logs[0]] == [row.get("step") for row in logs[1]]
     for figure in ("loss", "grad_norm", "recall@5", "learning_rate"):
@@ -125,19 +126,24 @@ def test_processes_share_the_threads_and_leave_the_environment_as_it_was(tmp_pat
     assert dict(os.environ) == before
 
 
+@pytest.mark.parametrize("tokens", [0, 10])
 @pytest.mark.parametrize("world", [1, 2, 4, 5])
-def test_the_shares_average_to_the_gradient_of_the_whole_batch(tmp_path, world):
-    """Five processes have more than the three samples; shares have unequal numbers of targets."""
+def test_the_shares_average_to_the_gradient_of_the_whole_batch(tmp_path, world, tokens):
+    """Five processes have more than the three samples; shares and their parts have unequal numbers of targets."""
     model, vocabulary, _ = make()
     samples = some_samples(vocabulary, lengths=(7, 3, 12, 5)[: 4 if world < 5 else 3])
     supervise(model)
     trainer = GraftTrainer(model=model, args=arguments(tmp_path, checkpoints=False, batch_size=4, seed=0))
     losses, gradients = [], []
-    for batch in [pack(samples)] + [pack_share(samples, rank=r, world=world) for r in range(world)]:
+    shares = [pack_step(samples, rank=r, world=world, tokens_at_once=tokens)["parts"] for r in range(world)]
+    assert (max(map(len, shares)) > 1) == (tokens > 0 and world < 4)
+    for parts in [[pack(samples)], *shares]:
         model.zero_grad()
-        loss = trainer.compute_loss(model, batch)
-        loss.backward()
-        losses.append(loss.item())
+        losses.append(0.0)
+        for part in parts:
+            loss = trainer.compute_loss(model, part)
+            loss.backward()
+            losses[-1] += loss.item()
         gradients.append(model.get_input_embeddings().weight.grad.clone())
     assert np.mean(losses[1:]) == pytest.approx(losses[0], rel=1e-6)
     torch.testing.assert_close(torch.stack(gradients[1:]).mean(0), gradients[0], rtol=1e-4, atol=1e-7)
@@ -145,8 +151,11 @@ def test_the_shares_average_to_the_gradient_of_the_whole_batch(tmp_path, world):
 
 def test_a_share_holds_every_nth_sample_once():
     samples = [Sample(np.array([5, i]), np.array([False, True])) for i in range(7)]
-    shares = [pack_share(samples, rank=r, world=2)["targets"].tolist() for r in (0, 1)]
-    assert shares == [[0, 2, 4, 6], [1, 3, 5]]
+    shares = [pack_step(samples, rank=r, world=2)["parts"] for r in (0, 1)]
+    assert [[part["targets"].tolist() for part in parts] for parts in shares] == [[[0, 2, 4, 6]], [[1, 3, 5]]]
+    parts = pack_step(samples, rank=0, world=2, tokens_at_once=6)["parts"]
+    assert [part["targets"].tolist() for part in parts] == [[0, 2, 4], [6]]
+    assert [part["weight"] for part in parts] == [6 / 7, 2 / 7]
 
 
 def test_one_strategy_for_one_process_and_others_for_many():

@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.llama.modeling_llama import LlamaMLP
 
-from sidgraft import artifacts, validation
+from sidgraft import artifacts, training, validation
 from sidgraft.stages.baselines import baselines
 from sidgraft.stages.evaluate import evaluate
 from sidgraft.stages.finetune import finetune
@@ -137,17 +138,44 @@ def test_in_bfloat16_it_learns_as_much(shop, trained, tmp_path):
     assert half["model_recall@10"] == pytest.approx(full["model_recall@10"], abs=0.15)
 
 
-@pytest.mark.parametrize("checkpointing", [True, False])
-def test_recomputing_activations_changes_no_result(shop, tmp_path, checkpointing):
-    once = {"epochs": 1, "patience": 1}
-    run(shop, tmp_path / "a", gradient_checkpointing=checkpointing, **once)
-    run(shop, tmp_path / "b", **once)
+def test_recomputing_activations_runs_each_layer_twice_and_changes_no_result(shop, tmp_path):
+    runs = []
+
+    def count(module, _):
+        runs[-1] += isinstance(module, LlamaMLP) and torch.is_grad_enabled()
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    for name, checkpointing in (("a", True), ("b", False)):
+        runs.append(0)
+        run(shop, tmp_path / name, gradient_checkpointing=checkpointing, epochs=1, patience=1)
+    hook.remove()
+    assert runs == [20, 10]  # of two layers in five steps; hooks of a layer itself stay outside of what is recomputed
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("wrong", [{"warmup": 2.0}, {"weight_decay": -1.0}, {"epochs": 0}, {"validation_beams": 3}])
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_steps_in_parts_give_the_loss_and_the_weights_of_whole_steps(shop, tmp_path, monkeypatch, mode):
+    once = {"epochs": 2, "patience": 2, "mode": mode, "lora_dropout": 0.0}
+    run(shop, tmp_path / "whole", **once)
+    places, pack = [], training.pack
+    monkeypatch.setattr(training, "pack", lambda some: places.append(len(some) * max(map(len, some))) or pack(some))
+    run(shop, tmp_path / "parts", tokens_at_once=250, **once)
+    assert len(places) >= 3 * 10  # of ten steps
+    assert max(places) <= 250
+    logs = [json.loads((tmp_path / name / "training.json").read_text())["log"] for name in ("whole", "parts")]
+    for figure in ("loss", "grad_norm", "recall@5"):
+        whole, parts = ([row[figure] for row in log if figure in row] for log in logs)
+        np.testing.assert_allclose(parts, whole, rtol=1e-4, err_msg=figure)
+    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    for name in whole:
+        torch.testing.assert_close(parts[name], whole[name], rtol=0, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"warmup": 2.0}, {"weight_decay": -1.0}, {"epochs": 0}, {"validation_beams": 3}, {"tokens_at_once": -1}]
+)
 def test_settings_out_of_range_are_refused_by_name(shop, tmp_path, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         run(shop, tmp_path / "model", **wrong)

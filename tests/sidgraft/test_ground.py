@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -47,6 +48,24 @@ def test_every_initialization_is_grounded_on_either_corpus(shop, tmp_path, initi
     grounded = artifacts.load(tmp_path / "out", "token_rows/v1")
     assert torch.equal(load_rows(grounded, 0)["rows"], load_file(Path(rows) / "rows.safetensors")["rows"])
     assert summary["last_loss"] < summary["first_loss"]
+
+
+@pytest.mark.parametrize("corpus", ["gti", "cpt"])
+def test_steps_in_parts_give_the_loss_and_the_rows_of_whole_steps(shop, tmp_path, monkeypatch, corpus):
+    settings = {"corpus": corpus, "learning_rate": 1e-3, "batch_size": 40, "epochs": 2}
+    run(shop, tmp_path / "whole", **settings)
+    places, pack = [], training.pack
+    monkeypatch.setattr(training, "pack", lambda some: places.append(len(some) * max(map(len, some))) or pack(some))
+    summary = run(shop, tmp_path / "parts", tokens_at_once=1500, **settings)
+    assert len(places) >= 2 * summary["steps"]
+    assert max(places) <= 1500
+    logs = [json.loads((tmp_path / name / "training.json").read_text())["log"] for name in ("whole", "parts")]
+    for figure in ("loss", "grad_norm"):
+        whole, parts = ([row[figure] for row in log] for log in logs)
+        np.testing.assert_allclose(parts, whole, rtol=1e-4, err_msg=figure)
+    whole, parts = (load_file(tmp_path / name / "rows.safetensors")["rows"] for name in ("whole", "parts"))
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-4)
+    assert (whole - load_file(Path(shop["token_rows"]) / "rows.safetensors")["rows"]).abs().max() > 1e-3
 
 
 def test_no_corpus_passes_the_rows_through(shop, tmp_path):
@@ -120,8 +139,10 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_nothing(shop, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_broke_off_goes_on_from_its_checkpoint_to_the_same_rows(shop, tmp_path, monkeypatch):
-    run(shop, tmp_path / "whole", epochs=3)
+@pytest.mark.parametrize("tokens", [16384, 300])
+def test_a_run_that_broke_off_goes_on_from_its_checkpoint_to_the_same_rows(shop, tmp_path, monkeypatch, tokens):
+    given = {"epochs": 3, "tokens_at_once": tokens}
+    run(shop, tmp_path / "whole", **given)
     kept = training.ShowProgress.on_log
 
     def break_off(self, args, state, control, **others):
@@ -131,11 +152,11 @@ def test_a_run_that_broke_off_goes_on_from_its_checkpoint_to_the_same_rows(shop,
 
     monkeypatch.setattr(training.ShowProgress, "on_log", break_off)
     with pytest.raises(KeyboardInterrupt):
-        run(shop, tmp_path / "out", epochs=3, checkpoints=str(tmp_path / "checkpoints"), checkpoint_minutes=0.0)
+        run(shop, tmp_path / "out", **given, checkpoints=str(tmp_path / "checkpoints"), checkpoint_minutes=0.0)
     assert not (tmp_path / "out").exists()
     assert list((tmp_path / "checkpoints").glob("*/checkpoint-13"))
     monkeypatch.setattr(training.ShowProgress, "on_log", kept)
-    run(shop, tmp_path / "out", epochs=3, checkpoints=str(tmp_path / "checkpoints"), checkpoint_minutes=0.0)
+    run(shop, tmp_path / "out", **given, checkpoints=str(tmp_path / "checkpoints"), checkpoint_minutes=0.0)
     rows = [load_file(tmp_path / name / "rows.safetensors")["rows"] for name in ("whole", "out")]
     assert torch.equal(*rows)
     assert not list((tmp_path / "checkpoints").glob("*/*"))

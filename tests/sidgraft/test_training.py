@@ -9,7 +9,7 @@ from sidgraft.attention import Packing, use_packed_attention
 from sidgraft.losses import chunked_cross_entropy
 from sidgraft.models import add_tokens, is_tied, load_base, put_rows, take_rows
 from sidgraft.prompts import Sample
-from sidgraft.training import GraftTrainer, GroundingModel, Samples, arguments, pack, supervise
+from sidgraft.training import GraftTrainer, GroundingModel, PartsTrainer, Samples, arguments, pack, pack_step, supervise
 
 
 def make(sizes=(5, 4, 2), *, tied=True, padding=0):
@@ -164,6 +164,39 @@ def test_after_grounding_the_frozen_weights_are_bit_identical_and_every_new_row_
         assert (moved.double() != rows[name]).any(dim=1).all(), name
 
 
+@pytest.mark.parametrize("what", ["ground", "finetune"])
+@pytest.mark.parametrize("tokens", [7, 14, 24, 1000])
+def test_a_step_in_parts_has_the_loss_and_the_gradient_of_the_stock_model(tmp_path, what, tokens):
+    """From every sample by itself to all in one; one sample has more tokens than a part, and one has no target."""
+    model, vocabulary, rows = make()
+    samples = [*alike(vocabulary), *some_samples(vocabulary), Sample(np.array([3, 4]), np.zeros(2, bool))]
+    stock = stock_loss(model, samples[:-1])
+    stock.backward()
+    embedding = model.get_input_embeddings().weight
+    expected = embedding.grad.clone()
+    new = slice(vocabulary.first_id, vocabulary.first_id + vocabulary.n_new)
+    model.zero_grad()
+    batch = pack_step(samples, tokens_at_once=tokens)
+    assert len(batch["parts"]) == {7: 9, 14: 5, 24: 4, 1000: 1}[tokens]
+    if what == "ground":
+        trained, trainer = GroundingModel(model, vocabulary, rows), PartsTrainer
+        found = trained.rows
+    else:
+        supervise(model)
+        trained, trainer, found = model, GraftTrainer, embedding
+    trainer = trainer(model=trained, args=arguments(tmp_path, checkpoints=False, batch_size=9, seed=0))
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer.training_step(trained, batch)
+    torch.testing.assert_close(loss, stock.detach(), check_dtype=False, rtol=1e-5, atol=1e-6)
+    expected = expected[new] if what == "ground" else expected
+    torch.testing.assert_close(found.grad, expected, check_dtype=False, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_without_a_target_is_refused():
+    with pytest.raises(ValueError, match="no sample of a step has a target: raise max_length"):
+        pack_step([Sample(np.array([3, 4]), np.zeros(2, bool))] * 2, tokens_at_once=3)
+
+
 @pytest.mark.parametrize("beginnings", ["different", "alike"])
 def test_the_fine_tuning_loss_and_all_gradients_equal_the_stock_models(tmp_path, beginnings):
     model, vocabulary, _ = make()
@@ -190,7 +223,7 @@ def test_batches_that_another_process_lays_out_are_the_same(tmp_path):
         settings = arguments(tmp_path, checkpoints=False, batch_size=4, seed=0, max_steps=2, learning_rate=1e-3)
         settings.dataloader_num_workers = workers
         samples = Samples(alike(vocabulary))
-        GraftTrainer(model=model, args=settings, train_dataset=samples, data_collator=pack).train()
+        GraftTrainer(model=model, args=settings, train_dataset=samples, data_collator=pack_step).train()
         found.append(model.state_dict())
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
@@ -217,7 +250,7 @@ def test_tied_weights_stay_tied_through_save_load_and_one_more_step(tmp_path):
     supervise(loaded)
     samples = Samples(some_samples(vocabulary))
     settings = arguments(tmp_path / "run", checkpoints=False, batch_size=3, seed=0, max_steps=1, learning_rate=1e-2)
-    GraftTrainer(model=loaded, args=settings, train_dataset=samples, data_collator=pack).train()
+    GraftTrainer(model=loaded, args=settings, train_dataset=samples, data_collator=pack_step).train()
     assert is_tied(loaded)
     assert not torch.equal(take_rows(loaded, vocabulary)["rows"], take_rows(model, vocabulary)["rows"])
 

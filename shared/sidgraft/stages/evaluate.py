@@ -68,7 +68,7 @@ def evaluate(
         score: exact (log-softmax over the whole vocabulary) or restricted (over the valid children).
         users: Evaluate a sample of this many users, or queries, the same in every run on the same data; 0 takes all.
         exclude_history: Leave the items of the history out; the baselines must have done the same.
-        batch_tokens: Prompt tokens in a decoding batch.
+        batch_tokens: Prompt tokens in a decoding batch; one that the memory does not hold is halved.
         precision: bfloat16 or float32.
         bootstrap: Bootstrap samples over users for the 95 % intervals.
         variant: Name of this variant in the tables.

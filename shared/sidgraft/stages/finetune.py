@@ -26,7 +26,7 @@ from sidgraft.training import (
     arguments,
     check_report_to,
     logged,
-    pack_share,
+    pack_step,
     supervise,
     train,
     write_training,
@@ -52,6 +52,7 @@ def finetune(
     warmup: float = 0.1,
     batch_size: int = 16,
     max_length: int = 1024,
+    tokens_at_once: int = 16384,
     patience: int = 5,
     validation_users: int = 0,
     validation_beams: int = 10,
@@ -94,6 +95,9 @@ def finetune(
         warmup: Share of the planned steps with a rising learning rate; constant afterwards.
         batch_size: Samples in an optimizer step; of next-item, one sample is one user.
         max_length: Longest sequence in tokens; the oldest items are cut first.
+        tokens_at_once: Tokens, padding included, that run through the model at once in a process: a step of more is
+            run in parts, whose gradients add up to the same. Fewer need less memory; 0 runs every step whole, as
+            zero1, zero2 and zero3 do in any case (there, more processes make a process's share smaller).
         patience: Stop after this many epochs without a better validation figure.
         validation_users: Validation users (or queries) decoded after each epoch, a sample; 0 takes all.
         validation_beams: Beams of that decoding.
@@ -220,7 +224,12 @@ def finetune(
                 report_to=report_to,
             ),
             train_dataset=mixture,
-            data_collator=partial(pack_share, rank=distributed.rank(), world=distributed.world()),
+            data_collator=partial(
+                pack_step,
+                rank=distributed.rank(),
+                world=distributed.world(),
+                tokens_at_once=0 if strategy.startswith("zero") else tokens_at_once,
+            ),
             callbacks=[FollowEpochs(mixture), validation, progress] + ([saved] if checkpoints else []),
         )
         checkpoint = saved.last()
@@ -250,7 +259,9 @@ def _check(settings: dict[str, Any], *, processes: int, nodes: int, checkpoint_m
     checks.one_of("precision", settings["precision"], DTYPES)
     above = ("epochs", "learning_rate", "batch_size", "patience", "grounding_epochs", "lora_rank", "lora_alpha")
     checks.positive(**{name: settings[name] for name in above}, nodes=nodes)
-    from_zero = {name: settings[name] for name in ("weight_decay", "validation_users", "lora_dropout")}
+    from_zero = {
+        name: settings[name] for name in ("weight_decay", "validation_users", "lora_dropout", "tokens_at_once")
+    }
     checks.not_negative(**from_zero, processes=processes, checkpoint_minutes=checkpoint_minutes)
     if not 0 <= settings["warmup"] < 1:
         raise ValueError(f"warmup is {settings['warmup']}, expected a share of the planned steps, from 0 to below 1.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from safetensors.torch import save_file
-from transformers import Trainer
 
 from sidgraft import artifacts, checks, corpora
 from sidgraft.checkpoints import Checkpoints, remote_place, working_directory
@@ -23,12 +23,13 @@ from sidgraft.sids import SidVocabulary, codes_array
 from sidgraft.training import (
     GroundingModel,
     KeepRows,
+    PartsTrainer,
     Samples,
     ShowProgress,
     arguments,
     check_report_to,
     logged,
-    pack,
+    pack_step,
     train,
     write_training,
 )
@@ -48,6 +49,7 @@ def ground(
     learning_rate: float = 1e-3,
     batch_size: int = 16,
     max_length: int = 1024,
+    tokens_at_once: int = 16384,
     keep_epochs: str = "",
     precision: str = "bfloat16",
     seed: int = 0,
@@ -70,6 +72,8 @@ def ground(
         learning_rate: Constant learning rate of AdamW (no decay, no warmup). The papers: 1e-3 for gti, 1e-4 for cpt.
         batch_size: Sequences in an optimizer step. The papers: 16 for gti on public data, 64 for cpt.
         max_length: Longest sequence in tokens. The papers: 4096 for cpt.
+        tokens_at_once: Tokens, padding included, that run through the model at once: a step of more is run in parts,
+            whose gradients add up to the same. Fewer need less memory; 0 runs every step whole.
         keep_epochs: Epochs, comma-separated, whose rows are kept beside the last ones, for a depth sweep.
         precision: bfloat16 or float32, of the frozen model; the rows are always float32.
         seed: Seed of the data order.
@@ -96,7 +100,7 @@ def ground(
     check_report_to(report_to)
     checks.one_of("corpus", corpus, CORPORA)
     dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
-    checks.not_negative(max_steps=max_steps)
+    checks.not_negative(max_steps=max_steps, tokens_at_once=tokens_at_once)
     checks.positive(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size, max_length=max_length)
     kept = checks.whole_numbers("keep_epochs", keep_epochs)
     if kept and not 0 <= kept[0] <= kept[-1] <= epochs:
@@ -129,7 +133,7 @@ def ground(
         say(f"grounding on {len(samples)} sequences of {tokens / len(samples):.0f} tokens on average")
         saved = Checkpoints(work, made_for(rows_from), checkpoint_minutes, remote_place(checkpoints, work.name))
         progress = ShowProgress("ground", tokens / len(samples) * min(batch_size, len(samples)))
-        trainer = Trainer(
+        trainer = PartsTrainer(
             model=grounding,
             args=arguments(
                 work,
@@ -144,7 +148,7 @@ def ground(
                 report_to=report_to,
             ),
             train_dataset=Samples(samples),
-            data_collator=pack,
+            data_collator=partial(pack_step, tokens_at_once=tokens_at_once),
             callbacks=[progress, KeepRows(kept, work)] + ([saved] if checkpoints else []),
         )
         train(trainer, saved.last())
