@@ -124,7 +124,8 @@ def pack_sequences(sequences: list[np.ndarray], alone_T: np.ndarray | None = Non
 def shared_beginnings(sequences: list[np.ndarray], alone_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """``row_T`` and ``first_U`` of a `Packing` for `pack_sequences`."""
     lengths_B = np.array([len(s) for s in sequences])
-    inside_BS = np.arange(lengths_B.max()) < lengths_B[:, None]
+    places_S = np.arange(lengths_B.max())
+    inside_BS = places_S < lengths_B[:, None]
     ids_BS = np.full(inside_BS.shape, -1, np.int64)
     ids_BS[inside_BS] = np.concatenate(sequences)
     # Rows in order: a row has a beginning in common with any row above, if it has it with the one right above.
@@ -134,7 +135,7 @@ def shared_beginnings(sequences: list[np.ndarray], alone_T: np.ndarray) -> tuple
     from_BS = np.empty(ids_BS.shape, np.int64)
     from_BS[order_B] = order_B[np.maximum.accumulate(np.where(new_BS, np.arange(len(order_B))[:, None], 0), axis=0)]
     starts_B = lengths_B.cumsum() - lengths_B
-    same_T = (starts_B[from_BS] + np.arange(ids_BS.shape[1]))[inside_BS]  # a token that is the same as token t
+    same_T = (starts_B[from_BS] + places_S)[inside_BS]  # a token that is the same as token t
     own_T = np.arange(len(same_T))
     least_T = own_T.copy()
     np.minimum.at(least_T, same_T, own_T)  # of those that are the same, the first
