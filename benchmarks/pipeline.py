@@ -22,6 +22,7 @@ from measure import bandwidth_roof, options, report
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from pipelines.inputs import ENCODED, JUDGED  # noqa: E402
 from pipelines.settings import read_settings  # noqa: E402
 from sidgraft.signatures import TRAINING, signature  # noqa: E402
 
@@ -39,6 +40,8 @@ OUTPUTS = {
     "report": {"out": "report"},
 }
 TOKEN_ROWS = {"ground": "initial_rows", "finetune": "grounded_rows"}
+# Settings of other stages that the graph also gives to baselines, so that they judge the same users alike.
+SHARED = dict.fromkeys(JUDGED, "evaluate") | dict.fromkeys(ENCODED, "embed")
 BEFORE = (
     "catalog", "interactions", "item_embeddings", "semantic_ids", "baselines", "initial_rows", "grounded_rows",
 )  # fmt: skip
@@ -82,7 +85,7 @@ def arguments(stage: str, parameters: dict[str, Any], folder: Path) -> dict[str,
     outputs, known = OUTPUTS[stage], {p.name: p for p in signature(stage).parameters}
     found: dict[str, Any] = {}
     for name, parameter in known.items():
-        given = f"{stage}_{name}"
+        given = f"{SHARED.get(name, stage) if stage == 'baselines' else stage}_{name}"
         if stage == "prepare" and name in ("catalog", "interactions"):
             found[name] = parameters[name]
         elif parameter.required:
