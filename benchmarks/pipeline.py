@@ -85,7 +85,8 @@ def arguments(stage: str, parameters: dict[str, Any], folder: Path) -> dict[str,
     outputs, known = OUTPUTS[stage], {p.name: p for p in signature(stage).parameters}
     found: dict[str, Any] = {}
     for name, parameter in known.items():
-        given = f"{SHARED.get(name, stage) if stage == 'baselines' else stage}_{name}"
+        owner = SHARED.get(name, stage) if stage == "baselines" else stage
+        given = f"{owner}_{name}"
         if stage == "prepare" and name in ("catalog", "interactions"):
             found[name] = parameters[name]
         elif parameter.required:
