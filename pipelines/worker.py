@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kfp import components, local
 
+from pipelines.forks import use_forks
 from sidgraft import artifacts
 from sidgraft.tasks import announce
 
@@ -33,6 +34,7 @@ def main(root: Path, runner: str) -> None:
         containers.remove_containers(root)  # of a run whose processes were all killed at once
         how = containers.runner(root)
     else:
+        use_forks()
         how = local.SubprocessRunner(use_venv=False)
     local.init(
         how,

@@ -1,0 +1,71 @@
+"""Stages as forks: each has a fresh state, its own environment and exit status; KFP's own processes beside a GPU."""
+
+import json
+import os
+
+import pytest
+from kfp.local import subprocess_task_handler
+
+from pipelines import forks
+
+SOURCE = """
+import kfp
+from kfp import dsl
+from kfp.dsl import *
+
+def task(place: str, what: str):
+    import json, os, signal, fractions
+    seen = getattr(fractions, "seen", 0)
+    fractions.seen = seen + 1
+    with open(place, "w") as file:
+        facts = {"pid": os.getpid(), "parent": os.getppid(), "seen": seen, "variable": os.environ.get("OF_THE_TASK")}
+        json.dump(facts, file)
+    if what == "raise":
+        raise ValueError("no such column")
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run a task by KFP's runner and return its exit status and what it wrote."""
+    monkeypatch.setattr(subprocess_task_handler, "run_local_subprocess", subprocess_task_handler.run_local_subprocess)
+    monkeypatch.setattr(forks, "PRELOADED", ("fractions",))
+    monkeypatch.setattr(forks, "GPU", tmp_path / "none")
+    forks.use_forks()
+
+    def run(what, **environment):
+        place = tmp_path / "facts.json"
+        values = {"place": str(place), "what": what}
+        given = {"inputs": {"parameterValues": values}, "outputs": {"outputFile": str(tmp_path / "output.json")}}
+        arguments = ["--executor_input", json.dumps(given), "--function_to_execute", "task"]
+        command = ["sh", "-ec", "unused", SOURCE, *arguments]
+        status = subprocess_task_handler.run_local_subprocess(full_command=command, env_vars=environment)
+        return status, json.loads(place.read_text())
+
+    return run
+
+
+def test_tasks_share_a_parent_and_nothing_else(run):
+    first, second = run("end", OF_THE_TASK="a"), run("end")
+    assert first[0] == second[0] == 0
+    assert first[1]["parent"] == second[1]["parent"] != os.getpid()
+    assert first[1]["pid"] != second[1]["pid"]
+    assert first[1]["seen"] == second[1]["seen"] == 0, "what a task leaves in a module must not reach the next"
+    assert (first[1]["variable"], second[1]["variable"]) == ("a", None)
+    assert "OF_THE_TASK" not in os.environ
+
+
+@pytest.mark.parametrize(("what", "status"), [("raise", 1), ("killed", -9)])
+def test_a_failed_task_fails(run, what, status):
+    assert run(what)[0] == status
+    assert run("end")[0] == 0, "and leaves the next alone"
+
+
+def test_beside_a_gpu_stages_are_new_processes(monkeypatch, tmp_path):
+    """A library that asks for the GPU while it is imported would make CUDA unusable in forks."""
+    theirs = subprocess_task_handler.run_local_subprocess
+    monkeypatch.setattr(forks, "GPU", tmp_path)
+    forks.use_forks()
+    assert subprocess_task_handler.run_local_subprocess is theirs
