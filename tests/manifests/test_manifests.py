@@ -93,15 +93,27 @@ def test_the_validation_can_fail(old, new):
         valid_runtime(yaml.safe_load(text))
 
 
-def pods(value):
-    """Every specification of a pod in a manifest, however deep."""
+def templates(value):
+    """Every template of a pod in a manifest, however deep."""
     if isinstance(value, dict):
-        if "containers" in value:
+        if "containers" in value.get("spec", ()):
             yield value
         value = value.values()
     if isinstance(value, list) or not isinstance(value, str | int | float | None):
         for inner in value:
-            yield from pods(inner)
+            yield from templates(inner)
+
+
+def pods(value):
+    """Every specification of a pod in a manifest."""
+    return (template["spec"] for template in templates(value))
+
+
+@pytest.mark.parametrize("overlay", BUILT)
+def test_no_pod_gets_a_sidecar_where_the_namespace_asks_for_one(overlay):
+    found = [template["metadata"]["labels"] for resource in built(overlay) for template in templates(resource)]
+    assert found
+    assert {labels.get("sidecar.istio.io/inject") for labels in found} == {"false"}  # Istio's own label
 
 
 @pytest.mark.parametrize("overlay", BUILT)
@@ -286,7 +298,8 @@ def test_nobody_reaches_a_stage_and_a_stage_reaches_what_is_named(overlay):
     assert among["podSelector"] == nodes
     assert among["ingress"] == [{"from": [{"podSelector": nodes}]}]
     assert among["egress"] == [{"to": [{"podSelector": nodes}]}]
-    assert pods_of_runtime(of_kind(overlay, "TrainingRuntime")[0])["metadata"]["labels"] == nodes["matchLabels"]
+    labels = pods_of_runtime(of_kind(overlay, "TrainingRuntime")[0])["metadata"]["labels"]
+    assert nodes["matchLabels"].items() <= labels.items()
     assert all(p["podSelector"] == {"matchLabels": {LABEL[0]: LABEL[1]}} for p in policies.values())
     deny = policies["sidgraft-default-deny"]
     assert set(deny["policyTypes"]) == {"Ingress", "Egress"}
@@ -326,7 +339,7 @@ def test_the_import_of_a_model_has_an_end_and_the_labels_of_its_policies():
     (job,) = of_kind("../import-model", "Job")
     assert job["spec"]["activeDeadlineSeconds"] > 0
     assert job["spec"]["backoffLimit"] > 0
-    assert job["spec"]["template"]["metadata"]["labels"] == {LABEL[0]: LABEL[1]}
+    assert job["spec"]["template"]["metadata"]["labels"][LABEL[0]] == LABEL[1]
     assert job["spec"]["template"]["spec"]["serviceAccountName"] == read_profile("eks").service_account
     assert job["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     command = job["spec"]["template"]["spec"]["containers"][0]["command"]
