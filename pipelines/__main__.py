@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         " without network and without rights of root; make images first",
     )
     run.add_argument("--root", type=Path, metavar="DIR", help="where everything goes; the default is runs/NAME")
-    compile_ = commands.add_parser("compile", help="write the YAML of all pipelines and components")
+    compile_ = commands.add_parser("compile", help="write the YAML of all pipelines, components and profiles")
     compile_.add_argument("--profile", metavar="NAME", help="of this profile alone: a name, or a YAML file like them")
     submit_ = commands.add_parser("submit", help="start a run on a cluster")
     schedule_ = commands.add_parser("schedule", help="run a pipeline on a cluster again and again, by the clock")
@@ -117,9 +117,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _compile(arguments: argparse.Namespace) -> int:
-    from pipelines.build import compile_all, placed_targets, write
+    from pipelines.build import compile_all, placed_targets, write, write_nodes
 
-    changed = write(placed_targets(arguments.profile)) if arguments.profile else compile_all()
+    if arguments.profile:
+        changed = write(placed_targets(arguments.profile)) + write_nodes([arguments.profile])
+    else:
+        changed = compile_all()
     for path in changed:
         print(f"wrote {path}")
     if not changed:

@@ -11,6 +11,7 @@ import yaml
 from kfp import compiler
 
 from components.images import of_this_code
+from pipelines import nodes
 from pipelines.placement import placed, profile_names, read_profile
 from pipelines.readmes import readme
 from sidgraft.signatures import STAGES
@@ -57,15 +58,23 @@ def compiled(target: Any) -> str:
 
 
 def compile_all() -> list[Path]:
-    """Write every committed YAML file and what READMEs say of them; remove compiled pipelines that no profile makes.
+    """Write every committed YAML file and what READMEs say of them; remove what is made from no profile.
 
     Returns what changed.
     """
     files = targets()
-    stale = [file for file in (ROOT / COMPILED).glob("*.yaml") if file.relative_to(ROOT) not in files]
+    kept = {*files, *(nodes.file_of(read_profile(name)) for name in profile_names())}
+    there = [*(ROOT / COMPILED).glob("*.yaml"), *(ROOT / nodes.FOLDER).glob("*/kustomization.yaml")]
+    stale = [file for file in there if file.relative_to(ROOT) not in kept]
     for file in stale:
         file.unlink()
-    return [file.relative_to(ROOT) for file in stale] + write(files) + write_readmes()
+    return [file.relative_to(ROOT) for file in stale] + write(files) + write_nodes(profile_names()) + write_readmes()
+
+
+def write_nodes(profiles: list[str]) -> list[Path]:
+    """Write the components of the manifests that profiles make, by name or file; return those that changed."""
+    found = [read_profile(profile) for profile in profiles]
+    return [nodes.file_of(profile) for profile in found if _written(nodes.file_of(profile), nodes.component(profile))]
 
 
 def write_readmes() -> list[Path]:
@@ -82,15 +91,17 @@ def write_readmes() -> list[Path]:
 
 def write(files: dict[Path, Any]) -> list[Path]:
     """Compile ``files`` (relative to the checkout) and write those that changed; return these."""
-    changed = []
-    for path, target in files.items():
-        text = compiled(target)
-        file = ROOT / path
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-            changed.append(path)
-    return changed
+    return [path for path, target in files.items() if _written(path, compiled(target))]
+
+
+def _written(path: Path, text: str) -> bool:
+    """Write a file of the checkout where it says otherwise; returns whether it did."""
+    file = ROOT / path
+    if file.is_file() and file.read_text(encoding="utf-8") == text:
+        return False
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return True
 
 
 def stage_of(task: str) -> str:

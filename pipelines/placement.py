@@ -4,18 +4,21 @@
 
 A profile is a mapping of: `description`; `images` (full references of images of one's own in place of those of this
 code, by `data`, `cpu`, `gpu`); `checkpoints` (a folder on s3:// for those of ground and finetune, empty for none);
-`secret` (the Kubernetes secret with the object store's credentials, empty for none); `service_account` (who the runs
-are that `submit` and `schedule` start, empty for the account of Kubeflow Pipelines); `queue` and `priority` (Kueue's
-queue and priority class, empty for none); `gpu` (what a stage with GPUs gets: `resource`, `node_selector`,
-`node_affinity`, `tolerations`); `cpu` (the last three for the stages without); `defaults` (resources of every stage)
-and `stages` (what a stage has otherwise: resources, and `queue`, `priority`, `node_selector`, `node_affinity` or
-`tolerations` in place of those above). It is applied when a pipeline is compiled; the local runner knows none of it.
+`secret` (the Kubernetes secret with the object store's credentials, empty for none); `env` (variables of every pod: a
+store's path style, a proxy, the address of a tracking server); `secrets` (variables whose values lie in other secrets:
+secret -> variable -> its key there); `mounts` (a list of a `secret` or `config_map` and the `path` of a folder where
+its keys are files); `service_account` (who the runs are that `submit` and `schedule` start, empty for the account of
+Kubeflow Pipelines); `queue` and `priority` (Kueue's queue and priority class, empty for none); `gpu` (what a stage with
+GPUs gets: `resource`, `node_selector`, `node_affinity`, `tolerations`); `cpu` (the last three for the stages without);
+`defaults` (resources of every stage) and `stages` (what a stage has otherwise: resources, and `queue`, `priority`,
+`node_selector`, `node_affinity` or `tolerations` in place of those above). It is applied when a pipeline is compiled,
+and to the pods of manifests/ by pipelines/nodes.py; the local runner knows none of it.
 """
 
 import difflib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +32,14 @@ from components.images import IMAGES, image
 PROFILES = Path(__file__).parent / "profiles"
 
 KEYS = (
-    "description", "images", "checkpoints", "secret", "service_account", "queue", "priority",
-    "gpu", "cpu", "defaults", "stages",
+    "description", "images", "checkpoints", "secret", "env", "secrets", "mounts", "service_account",
+    "queue", "priority", "gpu", "cpu", "defaults", "stages",
 )  # fmt: skip
 NODE_KEYS = ("node_selector", "node_affinity", "tolerations")
 GPU_KEYS = ("resource", *NODE_KEYS)
 QUEUE_KEYS = ("queue", "priority")
 TOLERATION_KEYS = ("key", "operator", "value", "effect")
+MOUNT_KEYS = ("secret", "config_map", "path")
 AFFINITY_KEYS = ("key", "operator", "values")
 RESOURCE_KEYS = ("cpu", "memory", "gpus", "shm", "timeout", "retries", "backoff", "cache")
 
@@ -53,6 +57,17 @@ LABEL = ("app.kubernetes.io/part-of", "sidgraft")
 # Read from the secret where it has them. A store that needs none has no such secret, nor has a cluster that gives
 # service accounts a role at the store, which sidgraft.storage takes up where there are no keys.
 SECRET_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION")
+
+VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+# Names that say that the value is a secret; those that end in one of PLACES say where one lies.
+SECRET_NAME = re.compile(r"(^|_)(API)?(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(_|$)", re.I)
+PLACES = ("_FILE", "_PATH", "_DIR", "_URI", "_URL")
+PASSWORD_IN_URL = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+# KFP names the volume after what it holds; the others are those of manifests/ and of `place`.
+VOLUME = re.compile(r"^(?!(shm|cache|tmp)$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+TAKEN_PATHS = ("", "/tmp", "/cache", "/dev/shm")  # of the root and the same volumes
 
 REFERENCE = re.compile(r"^[a-z0-9][\w.:/-]*?(:[\w][\w.-]{0,127}|@sha256:[0-9a-f]{64})$")
 
@@ -93,6 +108,9 @@ class Profile:
     images: Mapping[str, str] = field(default_factory=dict)
     checkpoints: str = ""
     secret: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # secret -> variable -> key in it
+    mounts: Sequence[Mapping[str, str]] = ()  # each with secret or config_map, and path
     service_account: str = ""
     resource: str = ""
     gpu: Mapping[str, Any] = field(default_factory=dict)
@@ -101,6 +119,11 @@ class Profile:
     def image(self, stage: str) -> str | None:
         """Return the image that the profile sets for a stage; None where it keeps ours."""
         return self.images.get(IMAGES[stage].rpartition("/")[2])
+
+    def store_keys(self) -> list[str]:
+        """Return the variables that come from ``secret``: SECRET_KEYS but for those that are said otherwise."""
+        said = {*self.env, *(name for variables in self.secrets.values() for name in variables)}
+        return [key for key in SECRET_KEYS if key not in said] if self.secret else []
 
 
 def profile_names() -> list[str]:
@@ -144,6 +167,9 @@ def read_profile(name: str) -> Profile:
         stages=stages,
         images=_images(content, where),
         secret=content.get("secret") or "",
+        env=_env(content, where),
+        secrets=_secrets(content, where),
+        mounts=_mounts(content, where),
         service_account=content.get("service_account") or "",
         resource=gpu.get("resource", ""),
         gpu=gpu_nodes,
@@ -229,9 +255,17 @@ def place(task: dsl.PipelineTask, profile: Profile, resources: Resources) -> Non
     # privilege escalation and drops all capabilities by itself, and takes no such field.
     kubernetes.set_security_context(task, run_as_non_root=True)
     kubernetes.add_pod_label(task, *LABEL)
-    if profile.secret:
-        keys = {key: key for key in SECRET_KEYS}
-        kubernetes.use_secret_as_env(task, profile.secret, secret_key_to_env=keys, optional=True)
+    if keys := profile.store_keys():
+        kubernetes.use_secret_as_env(task, profile.secret, {key: key for key in keys}, optional=True)
+    for name, value in profile.env.items():
+        task.set_env_variable(name, value)
+    for secret, variables in profile.secrets.items():
+        kubernetes.use_secret_as_env(task, secret, {key: name for name, key in variables.items()})
+    for mount in profile.mounts:
+        if "secret" in mount:
+            kubernetes.use_secret_as_volume(task, mount["secret"], mount["path"])
+        else:
+            kubernetes.use_config_map_as_volume(task, mount["config_map"], mount["path"])
     if resources.queue:
         kubernetes.add_pod_label(task, "kueue.x-k8s.io/queue-name", resources.queue)
     if resources.priority:
@@ -317,6 +351,73 @@ def _images(content: Mapping[str, Any], where: str) -> dict[str, str]:
                 f"{name}:TAG as `make images` names it, or ...@sha256:DIGEST."
             )
     return images
+
+
+def _env(content: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Return the plain variables of every pod. They stand in the compiled pipeline for all to read: no secrets."""
+    env = _variables(content.get("env"), f"{where}: env")
+    for name, text in env.items():
+        if (SECRET_NAME.search(name) and not name.upper().endswith(PLACES)) or PASSWORD_IN_URL.search(text):
+            raise ProfileError(
+                f"{where}: env: {name} looks like a secret, and who reads the pipeline would read it. Put the value"
+                f" into a secret of Kubernetes and name that: secrets: {{SECRET: {{{name}: KEY}}}}."
+            )
+    names = {name.upper() for name in env}
+    if names.intersection(PROXIES) and "NO_PROXY" not in names:
+        raise ProfileError(
+            f"{where}: env sets a proxy and no NO_PROXY; Kubeflow Pipelines' own part of a pod would look for the"
+            " cluster behind the proxy. Give the addresses inside, such as NO_PROXY:"
+            " '.kubeflow,.svc,.cluster.local,10.0.0.0/8'."
+        )
+    return env
+
+
+def _secrets(content: Mapping[str, Any], where: str) -> dict[str, dict[str, str]]:
+    """Return the variables that come from secrets, by secret; none is set twice."""
+    here = f"{where}: secrets"
+    value = content.get("secrets") or {}
+    if not isinstance(value, dict):
+        raise ProfileError(f"{here} is {value!r}, expected {{SECRET: {{VARIABLE: KEY}}}}.")
+    secrets = {str(secret): _variables(variables, f"{here}: {secret}") for secret, variables in value.items()}
+    names = [*(content.get("env") or {}), *(name for variables in secrets.values() for name in variables)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ProfileError(f"{where} sets {twice[0]} twice, in env and secrets; set it once.")
+    for secret, variables in secrets.items():
+        if len(set(variables.values())) < len(variables):  # KFP keeps one variable a key
+            raise ProfileError(f"{here}: {secret} gives one key to two variables; give each a key of its own.")
+    return secrets
+
+
+def _variables(value: Any, where: str) -> dict[str, str]:
+    variables = _texts(value, where)
+    for name in variables:
+        if not VARIABLE.match(str(name)):
+            raise ProfileError(f"{where} has {name!r}, expected the name of an environment variable.")
+    return variables
+
+
+def _mounts(content: Mapping[str, Any], where: str) -> tuple[Mapping[str, str], ...]:
+    here = f"{where}: mounts"
+    mounts = tuple(_texts(mount, here) for mount in _rules(content.get("mounts"), MOUNT_KEYS, here))
+    for mount in mounts:
+        if mount.keys() not in ({"secret", "path"}, {"config_map", "path"}) or not VOLUME.match(_mounted(mount)):
+            raise ProfileError(
+                f"{here} has {mount!r}, expected a secret or a config_map, by a name of small letters, digits and"
+                " hyphens (shm, cache and tmp are taken), and the path of a folder: {secret: NAME, path: /etc/NAME}."
+            )
+        if not mount["path"].startswith("/") or mount["path"].rstrip("/") in TAKEN_PATHS:
+            raise ProfileError(
+                f"{here}: {_mounted(mount)}: path is {mount['path']!r}, expected a folder of its own, such as"
+                f" /etc/{_mounted(mount)}."
+            )
+    for given in ([_mounted(mount) for mount in mounts], [mount["path"].rstrip("/") for mount in mounts]):
+        if twice := [one for one in given if given.count(one) > 1]:
+            raise ProfileError(f"{here} has {twice[0]} twice; give each name and each path once.")
+    return mounts
+
+
+def _mounted(mount: Mapping[str, str]) -> str:
+    return mount.get("secret") or mount.get("config_map") or ""
 
 
 def _rules(value: Any, keys: tuple[str, ...], where: str) -> tuple[Mapping[str, Any], ...]:

@@ -282,6 +282,29 @@ def test_a_stage_has_nodes_and_a_queue_of_its_own_and_those_without_gpus_have_th
         ('queue: ""', "images: {gpu: 'registry:5000/team/gpu'}", "expected a reference with a tag"),
         ('queue: ""', "images: {gpu: 'registry/team/gpu:latest'}", "not latest"),
         ('queue: ""', "checkpoints: /checkpoints", "expected a folder that outlives a pod, s3://BUCKET/FOLDER"),
+        ('queue: ""', "env: {HF_TOKEN: abc}", "HF_TOKEN looks like a secret.*secrets: {SECRET: {HF_TOKEN: KEY}}"),
+        ('queue: ""', "env: {AWS_ACCESS_KEY_ID: a}", "looks like a secret"),
+        ('queue: ""', "env: {wandb_api_key: a}", "looks like a secret"),
+        ('queue: ""', "env: {WANDB_APIKEY: a}", "looks like a secret"),
+        ('queue: ""', "env: {HTTPS_PROXY: 'http://me:word@proxy:3128', NO_PROXY: .svc}", "PROXY looks like a secret"),
+        ('queue: ""', "env: {https_proxy: 'http://proxy:3128'}", "sets a proxy and no NO_PROXY"),
+        ('queue: ""', "env: {A-B: c}", "'A-B', expected the name of an environment variable"),
+        ('queue: ""', "env: {A: 1}", "env is .*quote numbers"),
+        ('queue: ""', "env: [A]", "env is .*expected a mapping of texts"),
+        ('queue: ""', "secrets: [hub]", "secrets is .*expected {SECRET: {VARIABLE: KEY}}"),
+        ('queue: ""', "secrets: {hub: token}", "secrets: hub is 'token', expected a mapping"),
+        ('queue: ""', "env: {A: b}\nsecrets: {hub: {A: token}}", "sets A twice"),
+        ('queue: ""', "secrets: {hub: {A: token}, club: {A: token}}", "sets A twice"),
+        ('queue: ""', "secrets: {hub: {A: token, B: token}}", "hub gives one key to two variables"),
+        ('queue: ""', "mounts: [{secrets: a, path: /etc/a}]", "'secrets'.*Did you mean secret?"),
+        ('queue: ""', "mounts: [{secret: a}]", "expected a secret or a config_map.*the path of a folder"),
+        ('queue: ""', "mounts: [{secret: a, config_map: b, path: /etc/a}]", "expected a secret or a config_map"),
+        ('queue: ""', "mounts: [{secret: A.b, path: /etc/a}]", "a name of small letters"),
+        ('queue: ""', "mounts: [{secret: shm, path: /etc/a}]", "shm, cache and tmp are taken"),
+        ('queue: ""', "mounts: [{secret: a, path: etc/a}]", "path is 'etc/a', expected a folder of its own"),
+        ('queue: ""', "mounts: [{secret: a, path: /cache/}]", "path is '/cache/', expected a folder of its own"),
+        ('queue: ""', "mounts: [{secret: a, path: /a}, {config_map: a, path: /b}]", "has a twice"),
+        ('queue: ""', "mounts: [{secret: a, path: /a}, {config_map: b, path: /a/}]", "has /a twice"),
         ("tolerations: [", "tolerations: {a: [", "."),
     ],
 )
@@ -292,6 +315,15 @@ def test_a_wrong_profile_is_told(tmp_path, old, new, message):
         message = "expected a mapping"
     with pytest.raises(ProfileError, match=message):
         read_profile(file)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "TOKENIZERS_PARALLELISM", "MLFLOW_TRACKING_URI"],
+)
+def test_the_name_of_a_place_or_a_setting_is_no_secret(tmp_path, name):
+    read = read_profile(profile(tmp_path, 'queue: ""', f"env: {{{name}: /a}}"))
+    assert read.env == {name: "/a"}
 
 
 def test_checkpoints_of_a_profile_are_the_forms_default_in_a_folder_of_this_code(tmp_path, monkeypatch):
