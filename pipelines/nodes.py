@@ -52,12 +52,9 @@ def _resources(profile: Profile, node: Resources) -> list[Mapping[str, Any]]:
     sizes: dict[str, str] = {"cpu": str(node.cpu), "memory": f"{node.memory + node.shm}Gi"}
     if node.gpus:
         sizes[profile.resource] = str(node.gpus)
-    operations: list[Mapping[str, Any]] = [
-        _set(f"{NODE}/containers/0/resources", {"requests": sizes, "limits": dict(sizes)})
-    ]
-    if node.shm:
-        operations.append(_set(f"{NODE}/volumes/0/emptyDir/sizeLimit", f"{node.shm}Gi"))
-    return operations
+    resources = _set(f"{NODE}/containers/0/resources", {"requests": sizes, "limits": dict(sizes)})
+    shm = [_set(f"{NODE}/volumes/0/emptyDir/sizeLimit", f"{node.shm}Gi")] if node.shm else []
+    return [resources, *shm]
 
 
 def _pod(pod: str, profile: Profile, stage: Resources) -> list[Mapping[str, Any]]:

@@ -109,6 +109,44 @@ def pods(value):
     return (template["spec"] for template in templates(value))
 
 
+def jobs(value):
+    """Every specification of a job in a manifest: what has a template of a pod."""
+    if isinstance(value, dict):
+        if "containers" in value.get("template", {}).get("spec", ()):
+            yield value
+        value = value.values()
+    if isinstance(value, list) or not isinstance(value, str | int | float | None):
+        for inner in value:
+            yield from jobs(inner)
+
+
+@pytest.mark.parametrize("overlay", BUILT)
+def test_every_job_has_an_end_and_says_how_often_it_is_tried_again(overlay):
+    found = [(resource["kind"], job) for resource in built(overlay) for job in jobs(resource)]
+    tries = {"CronJob": 2, "Job": 3, "TrainingRuntime": 0}  # the task is what tries a training again
+    assert {kind for kind, _ in found} <= set(tries)
+    assert len(found) == sum(1 for resource in built(overlay) for _ in pods(resource)) > 0
+    for kind, job in found:
+        assert job["backoffLimit"] == tries[kind]
+        assert 0 < job["activeDeadlineSeconds"] <= 7 * 24 * 3600
+        assert job["template"]["spec"]["restartPolicy"] == "Never"  # its log stays
+
+
+def shared_memory(pod):
+    return [v["emptyDir"] for v in pod.get("volumes", []) if v.get("emptyDir", {}).get("medium") == "Memory"]
+
+
+@pytest.mark.parametrize("overlay", BUILT)
+def test_shared_memory_is_where_gpus_are_and_counts_against_the_limit(overlay):
+    for pod in (pod for resource in built(overlay) for pod in pods(resource)):
+        limits = [container["resources"]["limits"] for container in pod["containers"]]
+        has_gpus = any(not key.startswith(("cpu", "memory")) for limit in limits for key in limit)
+        assert shared_memory(pod) or not has_gpus
+        for shm in shared_memory(pod):
+            (limit,) = limits
+            assert int(limit["memory"].removesuffix("Gi")) > int(shm["sizeLimit"].removesuffix("Gi"))
+
+
 @pytest.mark.parametrize("overlay", BUILT)
 def test_no_pod_gets_a_sidecar_where_the_namespace_asks_for_one(overlay):
     found = [template["metadata"]["labels"] for resource in built(overlay) for template in templates(resource)]
