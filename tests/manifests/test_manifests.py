@@ -306,6 +306,19 @@ def test_pod_security_is_warned_of_and_audited_and_enforced_where_kubeflow_itsel
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_of_ones_own_can_enforce_restricted(overlay, tmp_path):
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    own = tmp_path / "manifests" / "overlays" / "own"
+    own.mkdir()
+    (own / "kustomization.yaml").write_text(
+        f"resources: [../{overlay}]\ncomponents: [../../components/restricted]\n", encoding="utf-8"
+    )
+    (namespace,) = (resource for resource in kustomized(own) if resource["kind"] == "Namespace")
+    levels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
+    assert namespace["metadata"]["labels"] == levels
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_roles_name_what_they_may_and_touch_no_secret_but_that_of_kfps_own_store(overlay):
     roles = of_kind(overlay, "Role")
     assert roles
