@@ -326,6 +326,14 @@ def test_the_name_of_a_place_or_a_setting_is_no_secret(tmp_path, name):
     assert read.env == {name: "/a"}
 
 
+def test_the_surroundings_that_the_documentation_shows_are_those_of_a_profile(tmp_path):
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"## Private CA.*?```yaml\n(.*?)```", text, re.DOTALL)
+    read = read_profile(profile(tmp_path, "secret: sidgraft-object-store\n", shown))
+    assert read.env["AWS_CA_BUNDLE"].rpartition("/")[0] in {mount["path"] for mount in read.mounts}
+    assert set(read.secrets) == {"hub", "tracking"}
+
+
 def test_checkpoints_of_a_profile_are_the_forms_default_in_a_folder_of_this_code(tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.build.ROOT", tmp_path)
     file = profile(tmp_path, 'queue: ""', "checkpoints: s3://shop/checkpoints/")
