@@ -413,6 +413,14 @@ def _mounts(content: Mapping[str, Any], where: str) -> tuple[Mapping[str, str], 
     for given in ([_mounted(mount) for mount in mounts], [mount["path"].rstrip("/") for mount in mounts]):
         if twice := [one for one in given if given.count(one) > 1]:
             raise ProfileError(f"{here} has {twice[0]} twice; give each name and each path once.")
+    folder = (content.get("env") or {}).get("AWS_SHARED_CREDENTIALS_FILE", "").rstrip("/")
+    for mount in mounts:
+        if mount["path"].rstrip("/") == folder:  # sidgraft would read it; the Go SDK of AWS in KFP's launcher breaks
+            raise ProfileError(
+                f"{where}: env: AWS_SHARED_CREDENTIALS_FILE is the folder {folder}; Kubeflow Pipelines' own part of a"
+                f" pod reads it, too, and takes a file of profiles alone. Name that, {folder}/FILE, or give the keys as"
+                f" variables: secrets: {{{_mounted(mount)}: {{AWS_ACCESS_KEY_ID: KEY, AWS_SECRET_ACCESS_KEY: KEY}}}}."
+            )
     return mounts
 
 

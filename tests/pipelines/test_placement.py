@@ -305,6 +305,11 @@ def test_a_stage_has_nodes_and_a_queue_of_its_own_and_those_without_gpus_have_th
         ('queue: ""', "mounts: [{secret: a, path: /cache/}]", "path is '/cache/', expected a folder of its own"),
         ('queue: ""', "mounts: [{secret: a, path: /a}, {config_map: a, path: /b}]", "has a twice"),
         ('queue: ""', "mounts: [{secret: a, path: /a}, {config_map: b, path: /a/}]", "has /a twice"),
+        (
+            'queue: ""',
+            "env: {AWS_SHARED_CREDENTIALS_FILE: /a}\nmounts: [{secret: a, path: /a/}]",
+            "is the folder /a; .*takes a file of profiles alone. Name that, /a/FILE",
+        ),
         ("tolerations: [", "tolerations: {a: [", "."),
     ],
 )
