@@ -2,13 +2,15 @@
 
 Its images are those that `make images` builds from this code (components/images.py).
 
-The token is read from KFP_TOKEN, never from the command line, where other users of the machine would see it.
+The token is read from KFP_TOKEN, never from the command line, where other users of the machine would see it. Where the
+host's certificate is signed by an authority of one's own, SSL_CERT_FILE names the file of that authority's certificate.
 """
 
 import hashlib
 import json
 import os
 import socket
+import ssl
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -33,6 +35,7 @@ from sidgraft.catalog import source_digest
 from sidgraft.tables import file_digest
 
 TOKEN = "KFP_TOKEN"
+AUTHORITIES = "SSL_CERT_FILE"  # as for the object store (sidgraft.storage); the client alone knows the public ones
 EXPERIMENT = "sidgraft"  # where no other is named; made when it is missing
 SECONDS_TO_CONNECT = 10.0
 
@@ -50,13 +53,13 @@ def submit(
     settings, profile = _fitted(settings, profile)
     with _client(host, namespace, profile.service_account) as client, _package(settings.pipeline, profile) as package:
         run = client.run_pipeline(
-            experiment_id=_experiment(client, experiment, namespace),
+            experiment_id=_given(host, _experiment(client, experiment, namespace), "experiment_id"),
             job_name=run_name or settings.preset,
             pipeline_package_path=package,
             params=settings.parameters,
             service_account=profile.service_account or None,
         )
-        return f"{client._get_url_prefix()}/#/runs/details/{run.run_id}"
+        return f"{client._get_url_prefix()}/#/runs/details/{_given(host, run, 'run_id')}"
 
 
 def schedule(
@@ -85,7 +88,7 @@ def schedule(
     profile = replace(profile, stages={**profile.stages, **anew})
     name = run_name or settings.preset
     with _client(host, namespace, profile.service_account) as client, _package(settings.pipeline, profile) as package:
-        place = _experiment(client, experiment, namespace)
+        place = _given(host, _experiment(client, experiment, namespace), "experiment_id")
         old = _schedules(client, name, place)
         new = client.create_recurring_run(
             experiment_id=place,
@@ -97,9 +100,10 @@ def schedule(
             pipeline_package_path=package,
             service_account=profile.service_account or None,
         )
+        made = _given(host, new, "recurring_run_id")  # before the old ones go
         for schedule_id in old:
             client.delete_recurring_run(schedule_id)
-        return f"{client._get_url_prefix()}/#/recurringrun/details/{new.recurring_run_id}"
+        return f"{client._get_url_prefix()}/#/recurringrun/details/{made}"
 
 
 def upload(host: str, profile: Profile, *, namespace: str = "") -> list[str]:
@@ -116,10 +120,12 @@ def upload(host: str, profile: Profile, *, namespace: str = "") -> list[str]:
                 digest = hashlib.sha256(Path(package).read_bytes()).hexdigest()[:8]
                 pipeline_id = _pipeline(client, name, namespace)
                 if pipeline_id is None:
-                    pipeline_id = client.upload_pipeline(package, name, namespace=namespace or None).pipeline_id
+                    uploaded = client.upload_pipeline(package, name, namespace=namespace or None)
+                    pipeline_id = _given(host, uploaded, "pipeline_id")
                 version = f"{TAG}-{profile.name}-{digest}"
                 if version not in _versions(client, pipeline_id):
-                    client.upload_pipeline_version(package, version, pipeline_id=pipeline_id)
+                    uploaded = client.upload_pipeline_version(package, version, pipeline_id=pipeline_id)
+                    _given(host, uploaded, "pipeline_version_id")
             pages.append(f"{client._get_url_prefix()}/#/pipelines/details/{pipeline_id}")
     return pages
 
@@ -139,16 +145,35 @@ def _client(host: str, namespace: str, account: str = "") -> Iterator[Any]:
 
     ``account`` is the service account that a run is to have, empty for the server's own.
     """
+    authorities = _authorities()
     _connect(host)
     try:
         with warnings.catch_warnings(), redirect_stdout(StringIO()):
             warnings.simplefilter("ignore")
-            _healthy(host)
-            yield Client(host=host, existing_token=os.environ.get(TOKEN), namespace=namespace or "kubeflow")
+            _healthy(host, authorities)
+            yield Client(
+                host=host,
+                existing_token=os.environ.get(TOKEN),
+                namespace=namespace or "kubeflow",
+                ssl_ca_cert=authorities,
+            )
     except kfp_server_api.ApiException as error:
         raise ClusterError(_told(host, error, account)) from error
     except urllib3.exceptions.HTTPError as error:
-        raise ClusterError(f"{host} broke off the connection ({error}). Check --host and try again.") from error
+        raise ClusterError(_broken(host, error)) from error
+
+
+def _authorities() -> str | None:
+    """Return the file of those whose certificates are trusted; None for the public ones."""
+    file = os.environ.get(AUTHORITIES)
+    if file:
+        try:
+            ssl.create_default_context(cafile=file)
+        except OSError as error:  # of ssl, too: a file that holds something else
+            raise SettingsError(
+                f"{AUTHORITIES} is {file!r}, expected a file of certificates in PEM ({error})."
+            ) from error
+    return file or None
 
 
 def _connect(host: str) -> None:
@@ -165,15 +190,40 @@ def _connect(host: str) -> None:
         ) from error
 
 
-def _healthy(host: str) -> None:
+def _healthy(host: str, authorities: str | None) -> None:
     """Ask once: the client itself would ask a server that refuses it five times, and log every try."""
     configuration = kfp_server_api.Configuration(host=host.rstrip("/"))
+    configuration.ssl_ca_cert = authorities
     token = os.environ.get(TOKEN)
     if token:
         configuration.api_key["authorization"] = token
         configuration.api_key_prefix["authorization"] = "Bearer"
     with kfp_server_api.ApiClient(configuration) as client:
-        kfp_server_api.HealthzServiceApi(client).healthz_service_get_healthz()
+        _given(host, kfp_server_api.HealthzServiceApi(client).healthz_service_get_healthz(), "multi_user")
+
+
+def _given(host: str, answer: Any, name: str) -> Any:
+    """Return what an answer of Kubeflow Pipelines always has: the client reads any page as an answer without it."""
+    value = getattr(answer, name)
+    if value is None:
+        token = f"a {TOKEN} that is valid" if os.environ.get(TOKEN) else TOKEN
+        raise ClusterError(
+            f"{host} answers, but not as Kubeflow Pipelines (there is no {name} in it). Where that is a login page, set"
+            f" {token}; where it is the page of Kubeflow, give the address that ends in /pipeline."
+        )
+    return value
+
+
+def _broken(host: str, error: urllib3.exceptions.HTTPError) -> str:
+    """Why there is no answer: most often a certificate, which the client wraps twice."""
+    reason = getattr(error, "reason", None)
+    cause = reason.args[0] if isinstance(reason, urllib3.exceptions.SSLError) else None
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of {host} is not trusted ({cause.verify_message}). Where an authority of your own has"
+            f" signed it, set {AUTHORITIES} to the file of that authority's certificate."
+        )
+    return f"{host} broke off the connection ({error}). Check --host and try again."
 
 
 def _told(host: str, error: kfp_server_api.ApiException, account: str) -> str:
@@ -201,12 +251,12 @@ def _message(error: kfp_server_api.ApiException) -> str:
         return str(error.reason)
 
 
-def _experiment(client: Any, name: str, namespace: str) -> str:
-    """Return the id of the experiment, of our own where none is named; only that one is made when it is missing."""
+def _experiment(client: Any, name: str, namespace: str) -> Any:
+    """Return the experiment, of our own where none is named; only that one is made when it is missing."""
     if not name:
-        return client.create_experiment(EXPERIMENT, namespace=namespace or None).experiment_id
+        return client.create_experiment(EXPERIMENT, namespace=namespace or None)
     try:
-        return client.get_experiment(experiment_name=name, namespace=namespace or None).experiment_id
+        return client.get_experiment(experiment_name=name, namespace=namespace or None)
     except ValueError as error:
         where = f" in the namespace {namespace}" if namespace else ""
         raise ClusterError(

@@ -4,8 +4,9 @@
 
 The pipeline looks at the catalog itself: a run that finds nothing to train ends after that. KFP_HOST is the address of
 Kubeflow Pipelines, NAMESPACE that of the runs, which counts where the cluster has many users, SERVICE_ACCOUNT who the
-runs are (empty for the account of Kubeflow Pipelines). The token is that of the watch's own account, from the file that
-KFP's client looks for.
+runs are (empty for the account of Kubeflow Pipelines), SSL_CERT_FILE, where it is set, the file of the authority that
+signed the certificate of KFP_HOST. The token is that of the watch's own account, from the file that KFP's client looks
+for.
 """
 
 import json
@@ -37,9 +38,16 @@ def main(parameters: Path) -> str:
     except kfp_server_api.ApiException as error:
         sys.exit(f"catalog-watch: {told(host, error)}")
     except (urllib3.exceptions.HTTPError, TimeoutError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, urllib3.exceptions.SSLError):
+            why = getattr(reason.args[0], "verify_message", reason)
+            sys.exit(
+                f"catalog-watch: no TLS with {host} ({why}). Where an authority of your own has signed its certificate,"
+                " mount that authority's and name the file in SSL_CERT_FILE of the CronJob (docs/operations.md)."
+            )
         sys.exit(
-            f"catalog-watch: nothing answers at {host} ({getattr(error, 'reason', error)}). Check KFP_HOST of the"
-            " CronJob, that Kubeflow Pipelines runs, and that the network policies let this pod reach it"
+            f"catalog-watch: nothing answers at {host} ({reason}). Check KFP_HOST of the CronJob, that Kubeflow"
+            " Pipelines runs, and that the network policies let this pod reach it"
             " (manifests/base/network-policies.yaml)."
         )
     except OSError as error:
@@ -53,7 +61,12 @@ def start(host: str, given: dict[str, Any], namespace: str, account: str) -> str
     """Start a run, in the namespace where the cluster has many users."""
     credentials = ServiceAccountTokenVolumeCredentials()
     namespace = namespace if has_many_users(host, credentials) else ""
-    client: Any = Client(host=host, credentials=credentials, namespace=namespace or "kubeflow")
+    client: Any = Client(
+        host=host,
+        credentials=credentials,
+        namespace=namespace or "kubeflow",
+        ssl_ca_cert=os.environ.get("SSL_CERT_FILE") or None,
+    )
     pipeline = pipeline_id(client, namespace)
     versions = client.list_pipeline_versions(pipeline, page_size=1, sort_by="created_at desc").pipeline_versions
     if not versions:
@@ -76,12 +89,19 @@ def start(host: str, given: dict[str, Any], namespace: str, account: str) -> str
 def has_many_users(host: str, credentials: ServiceAccountTokenVolumeCredentials) -> bool:
     """Ask whether runs belong to namespaces, and once: the client would ask five times, and log every refusal."""
     configuration = kfp_server_api.Configuration(host=host)
+    configuration.ssl_ca_cert = os.environ.get("SSL_CERT_FILE") or None
     configuration.api_key["authorization"] = "set by the hook"
     configuration.api_key_prefix["authorization"] = "Bearer"
     configuration.refresh_api_key_hook = credentials.refresh_api_key_hook
     with kfp_server_api.ApiClient(configuration) as api:
         health: Any = kfp_server_api.HealthzServiceApi(api)
-        return bool(health.healthz_service_get_healthz(_request_timeout=SECONDS).multi_user)
+        many = health.healthz_service_get_healthz(_request_timeout=SECONDS).multi_user
+    if many is None:  # the client reads any page as an answer without fields
+        sys.exit(
+            f"catalog-watch: {host} answers, but not as Kubeflow Pipelines. Set KFP_HOST of the CronJob to the service"
+            " of its API, http://ml-pipeline.NAMESPACE:8888, where no login page stands before it."
+        )
+    return many
 
 
 def pipeline_id(client: Any, namespace: str) -> str:

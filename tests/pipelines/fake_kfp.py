@@ -144,8 +144,8 @@ def paged(key, found, query, most):
     return {key: found[at:end], "next_page_token": str(end) if end < len(found) else ""}
 
 
-def serving(fake):
-    """Serve a Fake on loopback; gives its address."""
+def serving(fake, tls=None):
+    """Serve a Fake on loopback; gives its address. An answer that is bytes is a page."""
 
     class Handler(BaseHTTPRequestHandler):
         def handle_any(self):
@@ -161,9 +161,10 @@ def serving(fake):
                     status, answer = fake.answer(self.command, url.path, parse_qs(url.query), body, kind)
                 except ValueError as error:
                     status, answer = 400, {"message": str(error)}
-            text = json.dumps(answer).encode()
+            page = isinstance(answer, bytes)
+            text = answer if page else json.dumps(answer).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", "text/html" if page else "application/json")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
@@ -173,4 +174,4 @@ def serving(fake):
         def log_message(self, *_):
             pass
 
-    return loopback.serving(Handler)
+    return loopback.serving(Handler, tls)

@@ -3,10 +3,12 @@
 import importlib.util
 import os
 import socket
+import ssl
 from pathlib import Path
 
 import fake_kfp
 import pytest
+import trustme
 
 FILE = Path(__file__).parents[2] / "manifests" / "base" / "catalog_watch.py"
 
@@ -160,6 +162,29 @@ def test_a_host_that_keeps_silent_is_told(start, monkeypatch, script):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("KFP_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert "Read timed out" in told(run)
+
+
+def test_a_page_in_place_of_an_answer_is_told(start, monkeypatch):
+    run, fake = start
+    monkeypatch.setattr(fake, "answer", lambda *_: (200, b"<!doctype html>"))
+    assert "answers, but not as Kubeflow Pipelines. Set KFP_HOST of the CronJob" in told(run)
+
+
+def test_an_authority_of_ones_own_is_trusted_when_it_is_named(start, monkeypatch, tmp_path):
+    run, fake = start
+    authority, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    authority.cert_pem.write_to_path(tmp_path / "own.pem")
+    with fake_kfp.serving(fake, tls) as address:
+        monkeypatch.setenv("KFP_HOST", address)
+        for named in ("", str(tmp_path / "none.pem")):
+            monkeypatch.setenv("SSL_CERT_FILE", named)
+            text = told(run)
+            assert f"no TLS with {address} (" in text
+            assert "name the file in SSL_CERT_FILE of the CronJob" in text
+        assert not fake.asked
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+        assert run() == "Started the run r0 of new."
 
 
 def test_a_missing_token_is_told(start, monkeypatch, tmp_path):

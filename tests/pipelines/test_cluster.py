@@ -2,9 +2,12 @@
 
 import os
 import socket
+import ssl
+from types import SimpleNamespace
 
 import fake_kfp
 import pytest
+import trustme
 
 from components import images
 from pipelines.__main__ import main
@@ -239,6 +242,91 @@ def test_a_bad_token_is_told(fake, host, monkeypatch, capsys, token, message):
     assert message in text
     assert "wrong" not in text  # a token is no business of a log
     assert not fake.runs
+
+
+PAGE = b"<!doctype html><title>Log in</title>"
+
+
+@pytest.mark.parametrize(("token", "message"), [("right", "a KFP_TOKEN that is valid"), ("", "set KFP_TOKEN;")])
+def test_a_page_in_place_of_an_answer_is_told(fake, host, monkeypatch, capsys, token, message):
+    """As a login page before the cluster, or the page of Kubeflow at every address it does not know."""
+    monkeypatch.setattr(fake, "answer", lambda *_: (200, PAGE))
+    monkeypatch.setenv("KFP_TOKEN", token)
+    fake.token = token
+    for command, more in (("submit", []), ("schedule", ["--cron", "0 0 3 * * *"])):
+        assert submit(host, *more, command=command) == 1
+        text = told(capsys)
+        assert f"{host} answers, but not as Kubeflow Pipelines" in text
+        assert message in text
+        assert "the address that ends in /pipeline" in text
+    assert main(["upload", "--host", host, "--profile", "cpu"]) == 1
+    assert "not as Kubeflow Pipelines" in told(capsys)
+    assert len(fake.asked) == 3
+
+
+@pytest.mark.parametrize("call", ["/experiments", "/runs", "/recurringruns", "/pipelines/upload", "/upload_version"])
+def test_what_is_made_has_an_id_or_is_told(fake, host, monkeypatch, capsys, call):
+    """As behind a proxy that lets the question for its health pass, and shows its page to the rest."""
+    monkeypatch.setattr("pipelines.cluster.PIPELINES", ("retrain",))
+    fake.schedules["old"] = SimpleNamespace(display_name="own", experiment_id="e0")
+    answer = fake.answer
+
+    def behind_a_proxy(method, path, *rest):
+        return (200, PAGE) if method == "POST" and path.endswith(call) else answer(method, path, *rest)
+
+    monkeypatch.setattr(fake, "answer", behind_a_proxy)
+    if "upload" in call:
+        assert main(["upload", "--host", host, "--profile", "cpu"]) == 1
+    elif call == "/recurringruns":
+        assert submit(host, "--cron", "0 0 3 * * *", command="schedule") == 1
+    else:
+        assert submit(host) == 1
+    assert "not as Kubeflow Pipelines (there is no " in told(capsys)
+    assert not fake.runs
+    assert list(fake.schedules) == ["old"]  # a schedule goes when the one in its place is there
+
+
+@pytest.fixture
+def authority(fake, host):
+    """A certificate authority that no one knows, and the address of a server whose certificate is signed by it."""
+    authority = trustme.CA()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    with fake_kfp.serving(fake, tls) as address:
+        yield authority, address
+
+
+def test_an_authority_of_ones_own_is_trusted_when_it_is_named(fake, authority, monkeypatch, tmp_path, capsys):
+    own, address = authority
+    own.cert_pem.write_to_path(tmp_path / "own.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+    assert submit(address) == 0
+    assert capsys.readouterr().out == f"Run: {address}/#/runs/details/r0\n"
+    monkeypatch.setattr("pipelines.cluster.PIPELINES", ("retrain",))
+    assert main(["upload", "--host", address, "--profile", "cpu"]) == 0
+
+
+@pytest.mark.parametrize("named", ["none", "another"])
+def test_a_certificate_that_is_not_trusted_is_told(fake, authority, monkeypatch, tmp_path, capsys, named):
+    _, address = authority
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    if named == "another":
+        trustme.CA().cert_pem.write_to_path(tmp_path / "another.pem")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "another.pem"))
+    assert submit(address) == 1
+    text = told(capsys)
+    assert f"the certificate of {address} is not trusted (" in text
+    assert "set SSL_CERT_FILE to the file" in text
+    assert not fake.asked
+
+
+def test_a_file_that_holds_no_certificate_is_told(fake, host, monkeypatch, tmp_path, capsys):
+    for name in ("none.pem", "text.pem"):
+        (tmp_path / "text.pem").write_text("no certificate\n")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
+        assert submit(host) == 2
+        assert f"SSL_CERT_FILE is '{tmp_path / name}', expected a file of certificates in PEM" in told(capsys)
+    assert not fake.asked
 
 
 def test_an_unknown_experiment_is_told(fake, host, capsys):
