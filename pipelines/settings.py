@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from pipelines.build import PIPELINES
-from sidgraft.signatures import Parameter
+from sidgraft.signatures import STAGES, Parameter
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -42,19 +42,21 @@ def pipeline_inputs_of(pipeline: str) -> dict[str, Parameter]:
 def read_settings(preset: str, assignments: Sequence[str]) -> Settings:
     """Read a preset by name, or a YAML file of the same form, and apply ``key=value`` assignments.
 
+    A stage's setting may have a point after the stage: `finetune.nodes` is the input `finetune_nodes`.
     Raises SettingsError for unknown presets, unknown keys (with the nearest right one), wrong types, and inputs
     that still have no value.
     """
     content = _read_preset(preset)
     inputs = pipeline_inputs_of(content["pipeline"])
-    values = {
-        key: _checked(inputs, key, value, f"preset {preset}")
-        for key, value in (content.get("parameters") or {}).items()
-    }
+    values = {}
+    for given, value in (content.get("parameters") or {}).items():
+        key = _name(given)
+        values[key] = _checked(inputs, key, value, f"preset {preset}")
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise SettingsError(f"--set takes key=value, found {assignment!r}.")
+        key = _name(key)
         parameter = _known(inputs, key, "--set")
         values[key] = _checked(inputs, key, _parsed(parameter, text), "--set")
     missing = [p for p in inputs.values() if p.required and p.name not in values]
@@ -79,6 +81,12 @@ def _read_preset(name: str) -> dict[str, Any]:
     if content.get("pipeline") not in PIPELINES:
         raise SettingsError(f"{file}: pipeline is {content.get('pipeline')!r}, expected one of {', '.join(PIPELINES)}.")
     return content
+
+
+def _name(key: Any) -> str:
+    """Return the name of the input that a key means."""
+    stage, point, setting = str(key).partition(".")
+    return f"{stage}_{setting}" if point and stage in STAGES else str(key)
 
 
 def _known(inputs: Mapping[str, Parameter], key: str, where: str) -> Parameter:

@@ -50,12 +50,17 @@ def version_uri(bundles: str, version: str) -> str:
 
 
 def latest_version(bundles: str) -> str:
-    """The version that `latest.json` names; empty where nothing is published yet."""
+    """The version that `latest.json` names; empty where nothing is published yet.
+
+    Raises ArtifactError where it is damaged, and what the store says where it cannot be read.
+    """
     file = f"{str(bundles).rstrip('/')}/{LATEST}"
     if not storage.exists(file):
         return ""
     try:
         version = json.loads(storage.read_text(file))["version"]
+    except storage.StorageError:
+        raise  # the store is out of reach, which says nothing of what the file holds
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f'{file} is damaged: expected JSON such as {{"version": "v-…"}}. Write the name of a folder under'

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sidgraft import artifacts, bundles, gate
+from sidgraft import artifacts, bundles, gate, storage
 from sidgraft.serving import Recommender
 from sidgraft.stages.baselines import baselines
 from sidgraft.stages.publish import publish
@@ -300,6 +300,20 @@ def test_bundles_that_cannot_be_read_say_why(first, tmp_path):
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"kind": "bundle/v2"}))
     with pytest.raises(artifacts.ArtifactError, match=r"bundle/v2, a newer format than the bundle/v1 .* newer one"):
         bundles.open_bundle(place)
-    (place / "latest.json").write_text("{")
-    with pytest.raises(artifacts.ArtifactError, match=r"latest.json is damaged: expected JSON"):
-        bundles.open_bundle(place)
+    for content in (b"{", b"[]", b"{}", b"\xff"):
+        (place / "latest.json").write_bytes(content)
+        with pytest.raises(artifacts.ArtifactError, match=r"latest.json is damaged: expected JSON"):
+            bundles.open_bundle(place)
+
+
+def test_a_store_that_breaks_off_is_no_damaged_pointer(monkeypatch):
+    """It was there a moment ago, when it was asked whether there is a pointer."""
+
+    def broken(uri):
+        raise storage.StorageError("the store at https://store.example does not answer.")
+
+    monkeypatch.setattr(storage, "exists", lambda uri: True)
+    monkeypatch.setattr(storage, "read_text", broken)
+    with pytest.raises(storage.StorageError, match="does not answer") as error:
+        bundles.latest_version("s3://shop/bundles")
+    assert "damaged" not in str(error.value)
