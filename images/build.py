@@ -19,6 +19,10 @@ NAMES = sorted({name.removeprefix("sidgraft/") for name in IMAGES.values()})
 FROM_ENVIRONMENT = ("PIP_INDEX_URL", "PIP_NO_INDEX", "TORCH_INDEX")
 
 
+class ReleaseError(RuntimeError):
+    """The release is out already, with another image; the message says where."""
+
+
 def main(arguments: list[str]) -> int:
     """Build each image that is named; returns the exit status of the first Docker command that fails."""
     cut = arguments.index("--") if "--" in arguments else len(arguments)
@@ -39,6 +43,9 @@ def main(arguments: list[str]) -> int:
     except FileNotFoundError:
         print("images/build.py: there is no command docker; install Docker.", file=sys.stderr)
         return 1
+    except ReleaseError as error:
+        print(f"images/build.py: {error}", file=sys.stderr)
+        return 1
     except subprocess.CalledProcessError as error:
         print(f"images/build.py: {' '.join(error.cmd[:2])} failed for the image {name}.", file=sys.stderr)
         return 1
@@ -58,14 +65,47 @@ def build(name: str, given: argparse.Namespace, docker_arguments: list[str]) -> 
     for key, value in settings.items():
         command += ["--build-arg", f"{key}={value}"]
     _run([*command, *docker_arguments, "."])
-    references = [reference]
+    if given.push:
+        _run(["docker", "push", reference])
+    print(reference, flush=True)
     if given.release:
-        references.append(f"{reference.rpartition(':')[0]}:{TAG}")
-        _run(["docker", "tag", *references])
-    for one in references:
-        if given.push:
-            _run(["docker", "push", one])
-        print(one, flush=True)
+        release(reference, given.push)
+
+
+def release(reference: str, push: bool) -> None:
+    """Give an image of this code the tag of the version, too, which never moves: refuse where another image has it.
+
+    KFP's cache knows code by the tag. A registry is asked for what both tags stand for there, so the image was pushed.
+    """
+    tag = f"{reference.rpartition(':')[0]}:{TAG}"
+    taken = _answer("docker", "image", "inspect", "--format", "{{.Id}}", tag)
+    if taken and taken != _answer("docker", "image", "inspect", "--format", "{{.Id}}", reference):
+        raise ReleaseError(
+            f"{tag} is another image on this machine already, and a release tag never moves: raise the version. Where"
+            f" nothing has run with it and it is nowhere else, take it away: docker rmi {tag}."
+        )
+    if push:
+        pushed, taken = (_answer("docker", "manifest", "inspect", name) for name in (reference, tag))
+        if not pushed:
+            raise ReleaseError(
+                f"docker manifest inspect {reference} does not show what was just pushed, so whether {tag} is out"
+                " already is not known. Have it work (rights to read, a registry with TLS), or look there, then"
+                f" docker tag {reference} {tag} and docker push {tag}."
+            )
+        if taken and taken != pushed:
+            raise ReleaseError(
+                f"{tag} is another image at the registry already, and a release tag never moves: raise the version."
+                " Where it was made of this very code it is out, and nothing is to be done."
+            )
+    _run(["docker", "tag", reference, tag])
+    if push:
+        _run(["docker", "push", tag])
+    print(tag, flush=True)
+
+
+def _answer(*command: str) -> str:
+    """Return what Docker says; nothing where it knows no such image."""
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True).stdout.strip()
 
 
 def _run(command: list[str]) -> None:
@@ -77,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all")
     parser.add_argument("--registry", default=registry(), metavar="HOST/PATH", help="default: SIDGRAFT_REGISTRY")
     parser.add_argument("--base-image", metavar="IMAGE", help="another base: Python 3.11 with pip")
-    parser.add_argument("--release", action="store_true", help=f"tag them {TAG} too, as the committed YAML does")
+    parser.add_argument("--release", action="store_true", help=f"tag them {TAG} too, as the committed YAML does, once")
     parser.add_argument("--push", action="store_true", help="push them to the registry")
     return parser
 
