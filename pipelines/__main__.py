@@ -56,7 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--root", type=Path, metavar="DIR", help="where everything goes; the default is runs/NAME")
     compile_ = commands.add_parser("compile", help="write the YAML of all pipelines, components and profiles")
-    compile_.add_argument("--profile", metavar="NAME", help="of this profile alone: a name, or a YAML file like them")
+    compile_.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="of this profile alone: a name, or a YAML file like them, for which components are written, too",
+    )
     submit_ = commands.add_parser("submit", help="start a run on a cluster")
     schedule_ = commands.add_parser("schedule", help="run a pipeline on a cluster again and again, by the clock")
     upload_ = commands.add_parser("upload", help="upload all pipelines to a cluster, for its forms")

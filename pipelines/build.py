@@ -1,5 +1,6 @@
 """Compile the pipelines and components to YAML, and adapt a pipeline to a local run."""
 
+import copy
 import importlib
 import re
 import tempfile
@@ -27,8 +28,7 @@ def targets() -> dict[Path, Any]:
     """Return every committed YAML file, relative to the checkout, with the pipeline or component it is made from."""
     files: dict[Path, Any] = {}
     for name in COMPONENTS:
-        module = importlib.import_module(f"components.{name}.component")
-        files[Path("components") / name / "component.yaml"] = getattr(module, name)
+        files[Path("components") / name / "component.yaml"] = load_component(name)
     for profile in profile_names():
         files |= placed_targets(profile)
     return files
@@ -37,11 +37,30 @@ def targets() -> dict[Path, Any]:
 def placed_targets(profile: str) -> dict[Path, Any]:
     """Return the YAML files of a profile, by name or file: every pipeline, placed as it says.
 
-    A profile of one's own takes the images of this code, those that are committed the released ones.
+    A profile of one's own takes the images of this code, those that are committed the released ones. With it come the
+    components, whose images are all that a profile can say of them.
     """
     place = read_profile(profile)
-    images = None if profile in profile_names() else of_this_code()
-    return {COMPILED / f"{name}.{place.name}.yaml": placed(load_pipeline(name), place, images) for name in PIPELINES}
+    if profile in profile_names():
+        return {COMPILED / f"{name}.{place.name}.yaml": placed(load_pipeline(name), place) for name in PIPELINES}
+    images = of_this_code()
+    files = {COMPILED / f"{name}.{place.name}.yaml": placed(load_pipeline(name), place, images) for name in PIPELINES}
+    for name in COMPONENTS:
+        file = Path("components") / name / f"component.{place.name}.yaml"
+        files[file] = with_image(load_component(name), place.image(name) or images[name])
+    return files
+
+
+def load_component(name: str) -> Any:
+    """Return the component called ``name``."""
+    return getattr(importlib.import_module(f"components.{name}.component"), name)
+
+
+def with_image(component: Any, image: str) -> Any:
+    """Return a copy of a component that runs in another image."""
+    made = copy.deepcopy(component)
+    made.component_spec.implementation.container.image = image
+    return made
 
 
 def load_pipeline(name: str) -> Any:

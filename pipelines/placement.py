@@ -12,7 +12,8 @@ Kubeflow Pipelines); `queue` and `priority` (Kueue's queue and priority class, e
 GPUs gets: `resource`, `node_selector`, `node_affinity`, `tolerations`); `cpu` (the last three for the stages without);
 `defaults` (resources of every stage) and `stages` (what a stage has otherwise: resources, and `queue`, `priority`,
 `node_selector`, `node_affinity` or `tolerations` in place of those above). It is applied when a pipeline is compiled,
-and to the pods of manifests/ by pipelines/nodes.py; the local runner knows none of it.
+to the pods of manifests/ by pipelines/nodes.py, and by
+`place` to a task in a pipeline of one's own; the local runner knows none of it.
 """
 
 import difflib
@@ -209,9 +210,8 @@ def placed(pipeline: Any, profile: Profile, images: Mapping[str, str] | None = N
         made = pipeline_context.Pipeline.get_default_pipeline()
         assert made is not None  # the decorator below makes one around this function
         for task in made.tasks.values():
-            stage = task.component_spec.name
-            task.set_container_image(chosen[stage])
-            place(task, profile, profile.stages[stage])
+            task.set_container_image(chosen[task.component_spec.name])
+            place(task, profile)
         return output
 
     own = _defaults(profile, chosen)
@@ -238,8 +238,20 @@ def _defaults(profile: Profile, images: Mapping[str, str]) -> dict[str, str]:
     return own
 
 
-def place(task: dsl.PipelineTask, profile: Profile, resources: Resources) -> None:
-    """Give one task its resources, node, volumes, time and identity."""
+def place(task: dsl.PipelineTask, profile: Profile) -> None:
+    """Give the task of a component of sidgraft what the profile says of its stage, inside of a pipeline.
+
+    That is all but the image: resources, node, shared memory, time, retries, caching, queue, the secret of the object
+    store and the security context. A component's YAML can say none of it; who the run is (`service_account`) is said
+    where it is started. Raises ProfileError for a task of another component.
+    """
+    stage = task.component_spec.name
+    if stage not in profile.stages:
+        raise ProfileError(
+            f"profile {profile.name} says nothing of the component {stage!r}; it places those of sidgraft:"
+            f" {', '.join(profile.stages)}."
+        )
+    resources = profile.stages[stage]
     memory = f"{resources.memory + resources.shm}Gi"
     task.set_cpu_request(str(resources.cpu)).set_cpu_limit(str(resources.cpu))
     task.set_memory_request(memory).set_memory_limit(memory)

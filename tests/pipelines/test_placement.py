@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import yaml
+from kfp import dsl
 
 from components import images
 from pipelines.__main__ import main
@@ -14,6 +15,7 @@ from pipelines.placement import (
     SECRET_KEYS,
     ProfileError,
     for_parameters,
+    place,
     placed,
     profile_names,
     read_profile,
@@ -192,6 +194,11 @@ def test_a_profile_of_ones_own_sets_queue_priority_images_and_caching(tmp_path, 
         "kueue.x-k8s.io/priority-class": "low",
     }
     assert all(kubernetes["podMetadata"]["labels"] == labels for _, kubernetes in found.values())
+    for component, image in (("quantize", "reg:5000/a/cpu:v3"), ("recommend", found["finetune"][0]["image"])):
+        own = yaml.safe_load((tmp_path / f"components/{component}/component.mine.yaml").read_text())
+        ours = yaml.safe_load((ROOT / f"components/{component}/component.yaml").read_text())
+        ours["deploymentSpec"]["executors"][f"exec-{component}"]["container"]["image"] = image
+        assert own == ours
     report = tasks(compiled)["report"]
     assert not report["cachingOptions"].get("enableCache")
     assert report["retryPolicy"]["maxRetryCount"] == 5
@@ -358,6 +365,18 @@ def test_a_registry_with_a_scheme_or_a_tag_is_told(tmp_path, monkeypatch, capsys
 def test_an_unknown_profile_is_told(capsys):
     assert main(["compile", "--profile", "h10"]) == 2
     assert "Did you mean h100?" in capsys.readouterr().err
+
+
+def test_place_tells_what_is_no_component_of_ours(tmp_path):
+    @dsl.component
+    def mine():
+        pass
+
+    def graph():
+        place(mine(), read_profile("cpu"))
+
+    with pytest.raises(ProfileError, match="profile cpu says nothing of the component 'mine'; it places those of sid"):
+        dsl.pipeline(graph)
 
 
 def test_a_profile_leaves_the_pipeline_that_others_use_as_it_was():

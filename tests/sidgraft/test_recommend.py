@@ -1,12 +1,16 @@
 """The stage recommend: against an exhaustive search over all items, and what it does with items it cannot use."""
 
+import builtins
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from kfp import local
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sidgraft import artifacts, bundles, cli
@@ -14,6 +18,9 @@ from sidgraft.prompts import NextItem
 from sidgraft.sids import SidVocabulary, codes_array
 from sidgraft.stages.publish import publish
 from sidgraft.stages.recommend import recommend
+
+CHECKOUT = Path(__file__).parents[2]
+PAGE = CHECKOUT / "docs" / "operations.md"
 
 HISTORIES = [["i03", "i04"], ["i10", "i11", "i12", "i13"], ["i22"], ["gone", "i07", "never"], ["gone"], []]
 
@@ -68,6 +75,26 @@ def test_it_finds_what_an_exhaustive_search_finds(place, tmp_path):
     assert [row["user_id"] for row in rows] == [f"u{n}" for n in range(len(HISTORIES))]
     assert summary["unknown_history_items"] == 3
     assert summary["users_without_known_history"] == 2
+
+
+def test_the_pipeline_of_the_operations_page_recommends(place, tmp_path, monkeypatch):
+    """As a component, under KFP's local runner, which knows nothing of the placement."""
+    (code,) = re.findall(
+        r"^```python\n(from kfp import compiler, .*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(builtins, "print", print)  # KFP's local runner puts its own in place
+    component = tmp_path / "components" / "recommend" / "component.mine.yaml"
+    component.parent.mkdir(parents=True)
+    shutil.copy(CHECKOUT / "components" / "recommend" / "component.yaml", component)
+    shutil.copy(CHECKOUT / "pipelines" / "profiles" / "h100.yaml", tmp_path / "mine.yaml")
+    exec(code, made := {})
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(tmp_path / "root"), raise_on_error=True)
+    made["lists"](bundles=str(place), histories=write_histories(tmp_path), items=5)
+    (found,) = (tmp_path / "root").rglob("recommendations.parquet")
+    recommend(str(place), str(tmp_path / "histories.parquet"), str(tmp_path / "out"), items=5)
+    assert pq.read_table(found).equals(pq.read_table(tmp_path / "out" / "recommendations.parquet"))
+    assert pq.read_table(found).num_rows == len(HISTORIES)
 
 
 def test_delisted_items_and_those_not_on_offer_cannot_come_out(place, good, tmp_path):
