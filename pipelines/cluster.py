@@ -116,15 +116,17 @@ def upload(host: str, profile: Profile, *, namespace: str = "") -> list[str]:
     with _client(host, namespace) as client:
         for pipeline in PIPELINES:
             with _package(pipeline, profile) as package:
-                name = load_pipeline(pipeline).name
+                name, text = load_pipeline(pipeline).name, load_pipeline(pipeline).description
                 digest = hashlib.sha256(Path(package).read_bytes()).hexdigest()[:8]
                 pipeline_id = _pipeline(client, name, namespace)
                 if pipeline_id is None:
-                    uploaded = client.upload_pipeline(package, name, namespace=namespace or None)
+                    uploaded = client.upload_pipeline(package, name, text, namespace or None)
                     pipeline_id = _given(host, uploaded, "pipeline_id")
                 version = f"{TAG}-{profile.name}-{digest}"
                 if version not in _versions(client, pipeline_id):
-                    uploaded = client.upload_pipeline_version(package, version, pipeline_id=pipeline_id)
+                    uploaded = client.upload_pipeline_version(
+                        package, version, pipeline_id=pipeline_id, description=text
+                    )
                     _given(host, uploaded, "pipeline_version_id")
             pages.append(f"{client._get_url_prefix()}/#/pipelines/details/{pipeline_id}")
     return pages

@@ -28,6 +28,15 @@ GRAPHS = ("previous",)
 # Inputs that name a user's own files, of all pipelines.
 USER_FILES = ("catalog", "interactions", "queries", "embed_embeddings")
 
+# What a user fills in first, in this order, of those that a pipeline has (docs/operations.md says what goes into them).
+# A form cannot be put in order (decision 14), so the description of its pipeline names them.
+FIRST = (
+    "catalog", "interactions", "bundles", "prepare_item_id", "prepare_user_id", "prepare_timestamp",
+    "prepare_interaction_item_id", "prepare_text", "expand_base_model", "embed_encoder", "expand_initialization",
+    "ground_corpus", "variants", "seeds", "finetune_epochs", "finetune_learning_rate", "ground_checkpoints",
+    "finetune_checkpoints", "prepare_max_users", "evaluate_users",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -78,8 +87,16 @@ def takes(inputs: Sequence[Parameter]) -> Callable[[Callable], Callable]:
             return graph(Inputs(dict(zip(names, channels, strict=True))))
 
         function.__name__ = graph.__name__
+        first = ", ".join(name for name in FIRST if name in names)
         function.__doc__ = "\n".join(
-            [inspect.getdoc(graph) or "", "", "Args:", *(f"    {p.name}: {p.text}" for p in inputs)]
+            [
+                inspect.getdoc(graph) or "",
+                "",
+                f"Fill in first: {first}. The rest may stay for a first run.",
+                "",
+                "Args:",
+                *(f"    {p.name}: {p.text}" for p in inputs),
+            ]
         )
         function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [

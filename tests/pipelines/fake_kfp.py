@@ -38,6 +38,7 @@ class Fake:
         self.experiments, self.pipelines, self.versions, self.runs, self.schedules = {}, {}, {}, {}, {}
         self.states, self.numbers = [], itertools.count()
         self.asked = []
+        self.descriptions = []  # of what was uploaded, pipelines and versions
         self.accounts = None  # the service accounts that runs may have; None for any
         self.allowed = None  # the namespaces that the token may work in; None for any
 
@@ -82,12 +83,14 @@ class Fake:
             case ("POST", "/pipelines/upload"):
                 assert content_type.startswith("multipart/form-data")
                 made = SimpleNamespace(display_name=query["name"][0])
+                self.descriptions.append(query["description"][0])
                 return self.made("pipeline_id", self.pipelines, self.place(query), made)
             case ("POST", "/pipelines/upload_version"):
                 versions = self.versions.setdefault(query["pipelineid"][0], [])
                 if query["name"][0] in dict(versions):
                     return 409, {"message": f"The version {query['name'][0]} already exists"}
                 versions.append((query["name"][0], body))
+                self.descriptions.append(query["description"][0])
                 return 200, {"pipeline_id": query["pipelineid"][0], "pipeline_version_id": "v"}
         if delete := re.fullmatch(r"/recurringruns/(\w+)", call[1]):
             assert method == "DELETE"

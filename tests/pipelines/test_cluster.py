@@ -175,6 +175,8 @@ def test_upload_adds_a_version_once(fake, host, capsys):
         assert name.startswith("v0.1.0-cpu-")
         assert b"pipelineInfo" in body
     assert "#/pipelines/details/p0" in capsys.readouterr().out
+    assert len(fake.descriptions) == 2 * len(PIPELINES)
+    assert all("\nFill in first: catalog, interactions, " in text for text in fake.descriptions)
 
 
 @pytest.fixture

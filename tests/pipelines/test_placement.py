@@ -10,6 +10,7 @@ from kfp import dsl
 from components import images
 from pipelines.__main__ import main
 from pipelines.build import COMPILED, PIPELINES, ROOT, compiled, load_pipeline, stage_of
+from pipelines.inputs import FIRST
 from pipelines.placement import (
     PROFILES,
     SECRET_KEYS,
@@ -155,6 +156,18 @@ def test_no_secret_literal(file):
     assert not re.search(
         r"AKIA[0-9A-Z]{16}|-----BEGIN|password\s*[:=]\s*\S|secret_?key\s*[:=]\s*['\"]\w{8}", text, re.I
     )
+
+
+def test_the_description_names_what_is_filled_in_first_and_every_name_is_an_input():
+    told = {}
+    for pipeline in PIPELINES:
+        spec = documents(ROOT / COMPILED / f"{pipeline}.h100.yaml")[0]
+        names = re.search(r"Fill in first: (.*)\. The rest", spec["pipelineInfo"]["description"])[1].split(", ")
+        assert set(names) <= spec["root"]["inputDefinitions"]["parameters"].keys()
+        told[pipeline] = names
+    assert set().union(*told.values()) == set(FIRST)
+    assert told["train"][:3] == ["catalog", "interactions", "prepare_item_id"]
+    assert ("bundles" in told["retrain"], "variants" in told["study"]) == (True, True)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)

@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.__main__ import _parser
 from pipelines.build import PIPELINES
+from pipelines.inputs import FIRST
 from pipelines.local import complete
 from pipelines.settings import PRESETS, SettingsError, pipeline_inputs_of, preset_names, read_settings
 from sidgraft.signatures import STAGES, signature
@@ -188,6 +189,10 @@ def test_the_fields_that_are_filled_in_first_are_fields_of_the_forms():
     fields = set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE))))
     assert {"catalog", "interactions", "expand_base_model"} <= fields
     assert fields <= pipeline_inputs_of("train").keys()
+    assert fields <= set(FIRST)
+    rows = [re.findall(r"`([a-z_]+)`", row) for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)]
+    places = [[FIRST.index(name) for name in row] for row in rows]
+    assert [min(row) for row in places] == sorted(min(row) for row in places)
     required = {name for p in PIPELINES for name, parameter in pipeline_inputs_of(p).items() if parameter.required}
     assert required <= set(re.findall(r"`([a-z_]+)`", table))
 
