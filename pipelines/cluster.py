@@ -206,7 +206,7 @@ def _healthy(host: str, authorities: str | None) -> None:
 
 def _given(host: str, answer: Any, name: str) -> Any:
     """Return what an answer of Kubeflow Pipelines always has: the client reads any page as an answer without it."""
-    value = getattr(answer, name)
+    value = getattr(answer, name, None)
     if value is None:
         token = f"a {TOKEN} that is valid" if os.environ.get(TOKEN) else TOKEN
         raise ClusterError(

@@ -95,7 +95,7 @@ def has_many_users(host: str, credentials: ServiceAccountTokenVolumeCredentials)
     configuration.refresh_api_key_hook = credentials.refresh_api_key_hook
     with kfp_server_api.ApiClient(configuration) as api:
         health: Any = kfp_server_api.HealthzServiceApi(api)
-        many = health.healthz_service_get_healthz(_request_timeout=SECONDS).multi_user
+        many = getattr(health.healthz_service_get_healthz(_request_timeout=SECONDS), "multi_user", None)
     if many is None:  # the client reads any page as an answer without fields
         sys.exit(
             f"catalog-watch: {host} answers, but not as Kubeflow Pipelines. Set KFP_HOST of the CronJob to the service"

@@ -164,9 +164,10 @@ def test_a_host_that_keeps_silent_is_told(start, monkeypatch, script):
         assert "Read timed out" in told(run)
 
 
-def test_a_page_in_place_of_an_answer_is_told(start, monkeypatch):
+@pytest.mark.parametrize("page", [b"<!doctype html>", b"", b"null", b"[]", b'{"status": "ok"}'])
+def test_a_page_in_place_of_an_answer_is_told(start, monkeypatch, page):
     run, fake = start
-    monkeypatch.setattr(fake, "answer", lambda *_: (200, b"<!doctype html>"))
+    monkeypatch.setattr(fake, "answer", lambda *_: (200, page))
     assert "answers, but not as Kubeflow Pipelines. Set KFP_HOST of the CronJob" in told(run)
 
 

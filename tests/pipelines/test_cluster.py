@@ -252,10 +252,10 @@ PAGE = b"<!doctype html><title>Log in</title>"
 @pytest.mark.parametrize(("token", "message"), [("right", "a KFP_TOKEN that is valid"), ("", "set KFP_TOKEN;")])
 def test_a_page_in_place_of_an_answer_is_told(fake, host, monkeypatch, capsys, token, message):
     """As a login page before the cluster, or the page of Kubeflow at every address it does not know."""
-    monkeypatch.setattr(fake, "answer", lambda *_: (200, PAGE))
     monkeypatch.setenv("KFP_TOKEN", token)
     fake.token = token
-    for command, more in (("submit", []), ("schedule", ["--cron", "0 0 3 * * *"])):
+    for page, command, more in ((PAGE, "submit", []), (b"null", "schedule", ["--cron", "0 0 3 * * *"])):
+        monkeypatch.setattr(fake, "answer", lambda *_, page=page: (200, page))
         assert submit(host, *more, command=command) == 1
         text = told(capsys)
         assert f"{host} answers, but not as Kubeflow Pipelines" in text
