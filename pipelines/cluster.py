@@ -211,7 +211,8 @@ def _given(host: str, answer: Any, name: str) -> Any:
         token = f"a {TOKEN} that is valid" if os.environ.get(TOKEN) else TOKEN
         raise ClusterError(
             f"{host} answers, but not as Kubeflow Pipelines (there is no {name} in it). Where that is a login page, set"
-            f" {token}; where it is the page of Kubeflow, give the address that ends in /pipeline."
+            f" {token}; where it is the page of Kubeflow, give the address that ends in /pipeline; where it is Kubeflow"
+            " Pipelines, its API server is not ready: try again."
         )
     return value
 

@@ -98,8 +98,8 @@ def has_many_users(host: str, credentials: ServiceAccountTokenVolumeCredentials)
         many = getattr(health.healthz_service_get_healthz(_request_timeout=SECONDS), "multi_user", None)
     if many is None:  # the client reads any page as an answer without fields
         sys.exit(
-            f"catalog-watch: {host} answers, but not as Kubeflow Pipelines. Set KFP_HOST of the CronJob to the service"
-            " of its API, http://ml-pipeline.NAMESPACE:8888, where no login page stands before it."
+            f"catalog-watch: {host} answers, but not as the API of Kubeflow Pipelines. Set KFP_HOST of the CronJob to"
+            " its service, http://ml-pipeline.NAMESPACE:8888, which no login page and no other server stands before."
         )
     return many
 

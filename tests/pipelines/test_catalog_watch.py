@@ -168,7 +168,7 @@ def test_a_host_that_keeps_silent_is_told(start, monkeypatch, script):
 def test_a_page_in_place_of_an_answer_is_told(start, monkeypatch, page):
     run, fake = start
     monkeypatch.setattr(fake, "answer", lambda *_: (200, page))
-    assert "answers, but not as Kubeflow Pipelines. Set KFP_HOST of the CronJob" in told(run)
+    assert "answers, but not as the API of Kubeflow Pipelines. Set KFP_HOST of the CronJob" in told(run)
 
 
 def test_an_authority_of_ones_own_is_trusted_when_it_is_named(start, monkeypatch, tmp_path):
