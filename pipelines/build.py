@@ -83,7 +83,8 @@ def compile_all() -> list[Path]:
     """
     files = targets()
     kept = {*files, *(nodes.file_of(read_profile(name)) for name in profile_names())}
-    there = [*(ROOT / COMPILED).glob("*.yaml"), *(ROOT / nodes.FOLDER).glob("*/kustomization.yaml")]
+    patterns = (f"{COMPILED}/*.yaml", f"{nodes.FOLDER}/*/kustomization.yaml", "components/*/component*.yaml")
+    there = [file for pattern in patterns for file in ROOT.glob(pattern)]
     stale = [file for file in there if file.relative_to(ROOT) not in kept]
     for file in stale:
         file.unlink()

@@ -12,8 +12,8 @@ Kubeflow Pipelines); `queue` and `priority` (Kueue's queue and priority class, e
 GPUs gets: `resource`, `node_selector`, `node_affinity`, `tolerations`); `cpu` (the last three for the stages without);
 `defaults` (resources of every stage) and `stages` (what a stage has otherwise: resources, and `queue`, `priority`,
 `node_selector`, `node_affinity` or `tolerations` in place of those above). It is applied when a pipeline is compiled,
-to the pods of manifests/ by pipelines/nodes.py, and by
-`place` to a task in a pipeline of one's own; the local runner knows none of it.
+to the pods of manifests/ by pipelines/nodes.py, and by `place` to a task in a pipeline of one's own; the local runner
+knows none of it.
 """
 
 import difflib
