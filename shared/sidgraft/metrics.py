@@ -1,6 +1,6 @@
 """Metrics of ranked recommendations: recall, NDCG, slices by popularity, bootstrap intervals over users.
 
-Shapes: U users · G recommended items a user · N items.
+Shapes: U users · G recommended items a user · N items · M values of a user · V distinct rows of them · S samples.
 """
 
 from __future__ import annotations
@@ -44,13 +44,19 @@ def slices(count_N: np.ndarray, target_U: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def bootstrap_means(values_UM: np.ndarray, samples: int, seed: int) -> np.ndarray:
-    """Means of M values over resampled users [samples, M]."""
+    """Means of M values over resampled users [samples, M].
+
+    A mean depends on how often each of the V distinct rows was drawn, not on whose they are, so that one multinomial
+    draw over these stands for one over the users: the same distribution. V is small: of recall and NDCG, one more than
+    the beams.
+    """
     rng = np.random.default_rng(seed)
     users = len(values_UM)
+    rows_VM, count_V = np.unique(values_UM, axis=0, return_counts=True)
     means = []
     for start in range(0, samples, BOOTSTRAP_AT_ONCE):
-        weights = rng.multinomial(users, np.full(users, 1 / users), size=min(BOOTSTRAP_AT_ONCE, samples - start))
-        means.append(weights @ values_UM / users)
+        drawn_SV = rng.multinomial(users, count_V / users, size=min(BOOTSTRAP_AT_ONCE, samples - start))
+        means.append(drawn_SV @ rows_VM / users)
     return np.concatenate(means)
 
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from sidgraft import metrics
 
@@ -62,3 +63,30 @@ def test_the_bootstrap_interval_of_a_mean_against_the_normal_formula():
     mean, error = values.mean(), values.std() / math.sqrt(2000)
     assert low == pytest.approx(mean - 1.96 * error, abs=0.15 * error)
     assert high == pytest.approx(mean + 1.96 * error, abs=0.15 * error)
+
+
+def test_the_bootstrap_is_that_of_users_drawn_one_by_one():
+    """Against U users drawn with replacement 4000 times, and of recall against the binomial that it is."""
+    rng = np.random.default_rng(3)
+    rank = np.where(rng.random(60) < 0.4, rng.integers(1, 11, 60), 0)
+    values = np.stack([metrics.recall_at(rank, 10), metrics.ndcg_at(rank, 10), rng.random(60)], axis=1)
+    for columns in (values[:, :2], values):  # few rows that many users share; as many rows as users
+        plain = columns[rng.integers(0, 60, (4000, 60))].mean(axis=1)
+        found = metrics.bootstrap_means(columns, 4000, seed=1)
+        assert found.shape == plain.shape
+        error = columns.std(axis=0) / math.sqrt(60)
+        np.testing.assert_allclose(found.mean(axis=0), columns.mean(axis=0), atol=0.06 * error.max())
+        np.testing.assert_allclose(np.cov(found.T), np.cov(plain.T), rtol=0.1, atol=0.05 * error.max() ** 2)
+        for i in range(1, columns.shape[1]):
+            assert stats.ks_2samp(found[:, i], plain[:, i]).statistic < 0.044  # exceeded by chance 1 time in 1000
+        hits = np.arange(61)  # the recall of a resample is a binomial share: the distribution itself
+        share = (np.rint(60 * found[:, 0])[:, None] <= hits).mean(axis=0)
+        np.testing.assert_allclose(share, stats.binom(60, columns[:, 0].mean()).cdf(hits), atol=0.031)
+        assert np.array_equal(found, metrics.bootstrap_means(columns, 4000, seed=1))
+        assert not np.array_equal(found, metrics.bootstrap_means(columns, 4000, seed=2))
+
+
+def test_a_bootstrap_mean_is_a_mean_of_users_and_one_that_never_varies_has_no_width():
+    found = metrics.bootstrap_means(np.array([[0.0, 2.0], [1.0, 2.0], [0.0, 2.0]]), 200, seed=0)
+    assert set(np.round(3 * found[:, 0], 9)) == {0.0, 1.0, 2.0, 3.0}
+    assert np.allclose(found[:, 1], 2.0)
