@@ -5,15 +5,28 @@ Shapes: S seeds · U users · M metrics at their cut-offs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from sidgraft.artifacts import ArtifactError
 from sidgraft.metrics import bootstrap_means, ndcg_at, recall_at
-from sidgraft.paired import Ranks, common_users, detectable, graded_by_query, holm, permutation_p, ranks_by_user
+from sidgraft.paired import (
+    Ranks,
+    common_users,
+    detectable,
+    graded_by_query,
+    holm,
+    permutation_p,
+    ranks_by_user,
+    targets_by_user,
+)
+from sidgraft.progress import say
 from sidgraft.results import INCONCLUSIVE, METRIC_NAMES, MODEL, Variant
 
+ALL = "all"  # the slice of all users
 SIGNIFICANT = 0.05
 BOOTSTRAP = 1000
 GAINS = {"recall": recall_at, "ndcg": ndcg_at}  # of a user, given the rank of the target
@@ -24,10 +37,11 @@ COLUMNS = pa.schema(
         ("variant", pa.string()),
         ("against", pa.string()),
         ("baseline", pa.bool_()),  # whether `against` is a baseline, not a variant
+        ("slice", pa.string()),  # the users over whom the pair is tested: all, or cold, head, tail by their target
         ("metric", pa.string()),
         ("k", pa.int32()),
         ("seeds", pa.int32()),  # those that both have
-        ("users", pa.int32()),  # those that all of these runs have
+        ("users", pa.int32()),  # those of the slice that all of these runs have
         ("value", pa.float64()),  # means over users and seeds
         ("against_value", pa.float64()),
         ("difference", pa.float64()),
@@ -35,30 +49,39 @@ COLUMNS = pa.schema(
         ("high", pa.float64()),
         ("relative_percent", pa.float64()),  # null where against_value is zero
         ("p", pa.float64()),
-        ("p_holm", pa.float64()),  # over all rows of the same metric and k
+        ("p_holm", pa.float64()),  # over the rows of the same metric and k: those of all users, or those of all slices
         ("detectable", pa.float64()),
         ("conclusion", pa.string()),  # above, below, inconclusive
     ]
 )
 
 
-def compare(variants: list[Variant], reference: str = "", judgements: pa.Table | None = None) -> list[dict[str, Any]]:
-    """Return a row of COLUMNS for every variant against every baseline and against every variant before it.
+def compare(
+    variants: list[Variant],
+    reference: str = "",
+    judgements: pa.Table | None = None,
+    slices: Mapping[str, frozenset[str]] | None = None,
+) -> list[dict[str, Any]]:
+    """Return rows of COLUMNS for every variant against every baseline and against every variant before it.
 
-    ``reference`` counts as the first. Over all users, for Recall and NDCG at every k that all models have; where there
-    are ``judgements``, over all queries, for strict and lenient Precision and composite NDCG. A user's
-    metric is averaged over the seeds that both have; the p is that of the paired permutation test over users (METHOD
-    10), corrected by Holm for the number of comparisons in the metric and k. A difference is inconclusive where the
-    corrected p is .05 or more, or the difference smaller than the minimum detectable effect.
+    ``reference`` counts as the first. Over all users, then over those whose target is among the items of each of the
+    ``slices``, for Recall and NDCG at every k that all models have; where there are ``judgements``, over all queries,
+    for strict and lenient Precision and composite NDCG. A user's metric is averaged over the seeds that both have; the
+    p is that of the paired permutation test over users (METHOD 10), corrected by Holm for the number of comparisons in
+    the metric and k: over all users, and once more over all slices together. A difference is inconclusive where the
+    corrected p is .05 or more, or the difference smaller than the minimum detectable effect. A slice with fewer than
+    two users has no row, nor has any where a variant was evaluated with other slices. Raises ArtifactError where slices
+    are asked for and a user has another target in another run.
     """
     measured = [
-        {(m, k) for part, m, k in v.cells[MODEL] if part == "all" and m in (*GAINS, *GRADED)}
+        {(m, k) for part, m, k in v.cells[MODEL] if part == ALL and m in (*GAINS, *GRADED)}
         for v in variants
         if MODEL in v.cells
     ]
     order = [*GAINS, *GRADED]
     columns = sorted(set.intersection(*measured), key=lambda c: (order.index(c[0]), c[1])) if measured else []
     runs = _runs(variants, columns, judgements) if columns else {}
+    slices, target_of = _slices_of_users(variants, slices or {})
     names = list(dict.fromkeys(name for name, recommender, _ in runs if recommender == MODEL))
     names.sort(key=lambda name: name != reference)
     baselines = list(dict.fromkeys(recommender for _, recommender, _ in runs if recommender != MODEL))
@@ -69,12 +92,58 @@ def compare(variants: list[Variant], reference: str = "", judgements: pa.Table |
         for title, other, recommender in [(b, name, b) for b in baselines] + [(n, n, MODEL) for n in names[:i]]:
             both = [s for s in seeds if (other, recommender, s) in runs]
             if both:
-                values = common_users([runs[name, MODEL, s] for s in both], [runs[other, recommender, s] for s in both])
+                users_U, ours_SUM, theirs_SUM = common_users(
+                    [runs[name, MODEL, s] for s in both], [runs[other, recommender, s] for s in both]
+                )
                 who = {"variant": name, "against": title, "baseline": recommender != MODEL, "seeds": len(both)}
-                rows += [who | row for row in _differences(*values, columns)]
+                for part, users_P in _parts(users_U, slices, target_of).items():
+                    found = _differences(ours_SUM[:, users_P], theirs_SUM[:, users_P], columns)
+                    rows += [who | {"slice": part} | row for row in found]
     for column in columns:
-        _conclude([row for row in rows if (row["metric"], row["k"]) == column])
+        table = [row for row in rows if (row["metric"], row["k"]) == column]
+        _conclude([row for row in table if row["slice"] == ALL])
+        _conclude([row for row in table if row["slice"] != ALL])
     return rows
+
+
+def _parts(
+    users_U: np.ndarray, slices: Mapping[str, frozenset[str]], target_of: dict[str, str]
+) -> dict[str, np.ndarray]:
+    """The places of the users that belong to each slice, that of all first."""
+    targets = [target_of.get(user) for user in users_U.tolist()]
+    found = {part: [i for i, target in enumerate(targets) if target in items] for part, items in slices.items()}
+    return {ALL: np.arange(len(users_U))} | {part: np.array(places, dtype=int) for part, places in found.items()}
+
+
+def _slices_of_users(
+    variants: list[Variant], slices: Mapping[str, frozenset[str]]
+) -> tuple[Mapping[str, frozenset[str]], dict[str, str]]:
+    """The slices, none where a variant was evaluated with others, and the target of each user, the same in all runs."""
+    target_of: dict[str, str] = {}
+    for v in variants if slices else []:
+        if v.recommendations is None:
+            continue
+        columns = ["recommender", "user_id", "target_id"]
+        found = targets_by_user(v.recommendations.read_table("recommendations.parquet", columns))
+        for user in target_of.keys() & found.keys():
+            if target_of[user] != found[user]:
+                raise ArtifactError(
+                    f"user {user!r} has the target {found[user]!r} in variant {v.name!r}, seed {v.seed}, and"
+                    f" {target_of[user]!r} in another: expected runs of the same split of the same interactions, whose"
+                    " users can be compared one by one. Write a report of each."
+                )
+        target_of |= found
+        told = v.metrics.metadata if v.metrics is not None else {}
+        for part, items in slices.items():
+            users = sum(target in items for target in found.values())
+            if told.get(f"{part}_users", users) != users:
+                say(
+                    f"report: no tests by slice: {v.name}, seed {v.seed}, was evaluated with {told[f'{part}_users']}"
+                    f" {part} users, and by the given interactions {users} are. Give the catalog and the interactions"
+                    " that all runs were made from."
+                )
+                return {}, {}
+    return slices, target_of
 
 
 def _runs(
@@ -145,10 +214,15 @@ def _conclude(rows: list[dict[str, Any]]) -> None:
 
 
 def matrices(rows: list[dict[str, Any]], k: int) -> list[dict[str, Any]]:
-    """Return a table a metric for the page: variants down, baselines and variants across, a cell both ways round."""
+    """Return a table a metric and slice for the page: variants down, baselines and variants across.
+
+    A cell stands both ways round. Tables of all users come first.
+    """
     tables = []
-    for metric in (*GAINS, *GRADED):
-        chosen = [row for row in rows if (row["metric"], row["k"]) == (metric, k)]
+    parts = sorted(dict.fromkeys(row["slice"] for row in rows), key=lambda part: part != ALL)
+    for part, metric in [(part, metric) for part in parts for metric in (*GAINS, *GRADED)]:
+        family = [row for row in rows if (row["metric"], row["k"], row["slice"] == ALL) == (metric, k, part == ALL)]
+        chosen = [row for row in family if row["slice"] == part]
         if not chosen:
             continue
         cells = {(row["variant"], row["against"]): row for row in chosen}
@@ -163,10 +237,11 @@ def matrices(rows: list[dict[str, Any]], k: int) -> list[dict[str, Any]]:
         tables.append(
             {
                 "name": f"{METRIC_NAMES[metric]}@{k}",
+                "slice": part,
                 "rows": names,
                 "columns": [*baselines, *(names if len(names) > 1 else [])],
                 "cells": cells,
-                "comparisons": len(chosen),
+                "comparisons": len(family),  # that Holm's correction is over
                 "users": f"{min(users):,}" if len(users) == 1 else f"{min(users):,} to {max(users):,}",
             }
         )

@@ -64,14 +64,23 @@ def graded_by_query(
     return result
 
 
-def common_users(ours: list[Ranks], theirs: list[Ranks]) -> tuple[np.ndarray, np.ndarray]:
-    """Return what was measured of two recommenders, each once a seed, at the users that all of them have [S, U, …]."""
+def targets_by_user(recommendations: pa.Table) -> dict[str, str]:
+    """Return each user's target, by the first recommender of a table with recommender, user_id and target_id."""
+    first = recommendations.filter(pc.equal(recommendations["recommender"], recommendations["recommender"][0]))
+    return dict(zip(first["user_id"].to_pylist(), first["target_id"].to_pylist(), strict=True))
+
+
+def common_users(ours: list[Ranks], theirs: list[Ranks]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the users [U] that all of the given have, and what was measured of two recommenders at them [S, U, …].
+
+    Each recommender is given once a seed.
+    """
     common = ours[0][0]
     for users, _ in (*ours, *theirs):
         if not np.array_equal(common, users):
             common = np.intersect1d(common, users)
     first, second = ([rank[np.searchsorted(users, common)] for users, rank in pairs] for pairs in (ours, theirs))
-    return np.stack(first), np.stack(second)
+    return common, np.stack(first), np.stack(second)
 
 
 def permutation_p(differences: np.ndarray) -> float:

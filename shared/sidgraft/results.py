@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ METRIC_NAMES = {
     "precision_lenient": "Lenient precision",
     "composite_ndcg": "Composite NDCG",
 }
+STEPS = ("t_star", "best_epoch")  # figures of a run's fine-tuning
 RATIO = "head/tail"  # a slice that is a ratio of two: no higher is better
 SLICES = ("all", "cold", "head", "tail", RATIO)
 INCONCLUSIVE = "inconclusive"
@@ -39,11 +40,13 @@ SUMMARY = pa.schema(
         ("variant", pa.string()),  # empty for a baseline that all variants share
         ("recommender", pa.string()),
         ("slice", pa.string()),
-        ("metric", pa.string()),
-        ("k", pa.int32()),
+        ("metric", pa.string()),  # of a model t_star and best_epoch, too: the best step (from 0) and its epoch
+        ("k", pa.int32()),  # null for t_star and best_epoch
         ("mean", pa.float64()),
         ("sd", pa.float64()),  # n - 1; null for a single run
         ("seeds", pa.int32()),  # runs with a figure; a baseline that all seeds share is one run
+        # of a model over the reference variant: 100 (x / r - 1) of means over the seeds that both have; else null
+        ("gain_percent", pa.float64()),
     ]
 )
 
@@ -134,14 +137,21 @@ def aggregate(all_lines: list[Line]) -> list[Line]:
     return result
 
 
-def summary(variants: list[Variant]) -> list[dict[str, Any]]:
-    """Return a row of SUMMARY for every figure of every variant and baseline, over the seeds."""
+def summary(variants: list[Variant], reference: str = "") -> list[dict[str, Any]]:
+    """Return a row of SUMMARY for every figure of every variant and baseline, over the seeds, t* among them."""
+    gains = gains_by_key(variants, reference)
+    steps = {(v.name, v.seed): step_cells(v) for v in variants}
+    each = [
+        replace(line, cells=line.cells | steps[line.name, line.seed or 0]) if line.recommender == MODEL else line
+        for line in lines(variants)
+    ]
     return [
         {
-            "variant": line.name, "recommender": line.recommender, "slice": part, "metric": metric, "k": k,
+            "variant": line.name, "recommender": line.recommender, "slice": part, "metric": metric, "k": k or None,
             "mean": mean, "sd": sd, "seeds": seeds,
+            "gain_percent": gains.get(line.name, {}).get((part, metric, k)) if line.recommender == MODEL else None,
         }
-        for line in aggregate(lines(variants))
+        for line in aggregate(each)
         for (part, metric, k), (mean, sd, seeds) in sorted(line.cells.items())
     ]  # fmt: skip
 
@@ -330,12 +340,12 @@ def verdict(variants: list[Variant], k: int, compared: list[dict[str, Any]]) -> 
     text = best if len(models) == 1 else f"{best} is the best of {len(models)} variants"
     text += f": {METRIC_NAMES[metric]}@{k} {rate(models[best], 3)}{_spread(best, variants, key)}"
     text += "".join(f"{', ' if i else '; '}{b} {rate(value, 3)}" for i, (b, value) in enumerate(baselines.items()))
-    conclusions = {
-        row["against"]: row["conclusion"]
+    tested = {
+        row["against"]: row
         for row in compared
-        if (row["variant"], row["metric"], row["k"], row["baseline"]) == (best, metric, k, True)
+        if (row["variant"], row["slice"], row["metric"], row["k"], row["baseline"]) == (best, *key, True)
     }
-    text += ". " + _judgement(models[best], baselines, conclusions)
+    text += ". " + _judgement(models[best], baselines, tested)
     highest = max(baselines.values(), default=-1.0)
     below = [f"{name} ({rate(value, 3)})" for name, value in models.items() if name != best and value <= highest]
     return text, below
@@ -350,29 +360,59 @@ def _spread(name: str, variants: list[Variant], key: Key) -> str:
     return "" if low is None or high is None else f" [{rate(low, 3)}, {rate(high, 3)}]"
 
 
-def relative_gains(variants: list[Variant], reference: str) -> dict[str, Any] | None:
-    """Return each model's metrics over all users relative to the variant ``reference``, in percent: 100 (x / r - 1).
+def relative_gains(variants: list[Variant], reference: str, k: int) -> list[dict[str, Any]]:
+    """Return tables of each model's figures relative to the variant ``reference``, in percent: 100 (x / r - 1).
 
-    x and r are means over the seeds that both variants have. None where the figure of the reference is zero or
-    missing; no table at all where the reference was not measured.
+    One over all users, with the best step t* where it is known, and one of the slices at ``k`` where there are any. x
+    and r are means over the seeds that both variants have; None where the figure of the reference is zero or missing.
+    No table where the reference was not measured.
+    """
+    gains = gains_by_key(variants, reference)
+    keys = {key for by_key in gains.values() for key in by_key if not _of_decoding(key)}
+    metrics = _ordered({metric for _, metric, _ in keys if metric not in STEPS}, tuple(METRIC_NAMES))
+    overall = [(METRIC_NAMES.get(m, m), sorted(key for key in keys if key[:2] == ("all", m))) for m in metrics]
+    overall += [("Steps", [key for key in keys if key[1] == "t_star"])]
+    slices = _ordered({part for part, _, _ in keys} - {"all", RATIO}, SLICES)
+    sliced = [(_slice_name(s, variants), [(s, m, k) for m in metrics if (s, m, k) in keys]) for s in slices]
+    tables = []
+    for which, groups, heading in (("all", overall, _at_k), (f"slices at k = {k}", sliced, _metric)):
+        groups = [(name, members) for name, members in groups if members]
+        ordered = [key for _, members in groups for key in members]
+        if ordered:
+            rows = [
+                (name, len(_common_seeds(variants, name, reference)), [by_key.get(key) for key in ordered])
+                for name, by_key in gains.items()
+            ]
+            groups = [(name, len(members)) for name, members in groups]
+            headings = ["t*" if key[1] == "t_star" else heading(key) for key in ordered]
+            tables.append({"name": which, "groups": groups, "headings": headings, "rows": rows})
+    return tables
+
+
+def gains_by_key(variants: list[Variant], reference: str) -> dict[str, dict[Key, float | None]]:
+    """Return, by variant, how far each of its figures is above that of ``reference``, in percent: see `relative_gains`.
+
+    Nothing where the reference was not measured, or is empty.
     """
     measured: dict[str, dict[int, dict[Key, Cell]]] = {}
     for v in variants:
         if MODEL in v.cells:
-            measured.setdefault(v.name, {})[v.seed] = v.cells[MODEL]
+            measured.setdefault(v.name, {})[v.seed] = v.cells[MODEL] | step_cells(v)
     if reference not in measured:
-        return None
-    keys = {key for by_seed in measured.values() for cells in by_seed.values() for key in cells}
-    keys = {key for key in keys if key[0] == "all" and not _of_decoding(key)}
-    metrics = _ordered({metric for _, metric, _ in keys}, tuple(METRIC_NAMES))
-    ordered = [key for metric in metrics for key in sorted(key for key in keys if key[1] == metric)]
-    rows = []
+        return {}
+    gains: dict[str, dict[Key, float | None]] = {}
     for name, by_seed in measured.items():
-        seeds = sorted(by_seed.keys() & measured[reference].keys())
-        gains = [_gain(*[[of[s].get(key) for s in seeds] for of in (by_seed, measured[reference])]) for key in ordered]
-        rows.append((name, len(seeds), gains))
-    groups = [(METRIC_NAMES.get(m, m), sum(key[1] == m for key in ordered)) for m in metrics]
-    return {"reference": reference, "groups": groups, "headings": [_at_k(key) for key in ordered], "rows": rows}
+        seeds = _common_seeds(variants, name, reference)
+        keys = dict.fromkeys(key for cells in by_seed.values() for key in cells)
+        gains[name] = {
+            key: _gain(*[[of[s].get(key) for s in seeds] for of in (by_seed, measured[reference])]) for key in keys
+        }
+    return gains
+
+
+def _common_seeds(variants: list[Variant], name: str, reference: str) -> list[int]:
+    ours, theirs = ({v.seed for v in variants if v.name == n and MODEL in v.cells} for n in (name, reference))
+    return sorted(ours & theirs)
 
 
 def _gain(cells: list[Cell | None], reference: list[Cell | None]) -> float | None:
@@ -383,24 +423,43 @@ def _gain(cells: list[Cell | None], reference: list[Cell | None]) -> float | Non
     return 100 * (sum(x for x, _ in pairs) / base - 1) if base else None
 
 
-def _judgement(value: float, baselines: dict[str, float], conclusions: dict[str, str]) -> str:
+def step_cells(variant: Variant) -> dict[Key, Cell]:
+    """t* and its epoch as figures over all users at k = 0, where fine-tuning told them to evaluate."""
+    told = variant.metrics.metadata if variant.metrics is not None else {}
+    return {("all", name, 0): (float(told[name]), None, None) for name in STEPS if told.get(name) is not None}
+
+
+def best_steps(variants: list[Variant], reference: str) -> list[dict[str, Any]]:
+    """Return each variant's rows of `summary` for t*, where several seeds or a reference make it more than a run's."""
+    rows = [row for row in summary(variants, reference) if row["metric"] == "t_star"]
+    worth = _several_seeds(variants) or any(row["gain_percent"] is not None for row in rows)
+    return rows if worth else []
+
+
+def _judgement(value: float, baselines: dict[str, float], tested: dict[str, dict[str, Any]]) -> str:
     if not baselines:
         return "No baseline was measured beside it."
     below = [b for b, v in baselines.items() if v > value]
     level = [b for b, v in baselines.items() if v == value]
+    undecided = [b for b, row in tested.items() if row["conclusion"] == INCONCLUSIVE]
     if below:
-        open_ = [b for b in below if conclusions.get(b) == INCONCLUSIVE]
+        open_ = _with_detectable([b for b in below if b in undecided], tested)
         unsure = f", but the difference to {joined(open_)} is inconclusive" if open_ else ""
         return f"The model is below the {_baselines(below)}{unsure}."
     if level:
         return f"The model is no better than the {_baselines(level)}."
-    open_ = [b for b in baselines if conclusions.get(b) == INCONCLUSIVE]
+    open_ = _with_detectable([b for b in baselines if b in undecided], tested)
     if open_:
         return f"The model is above its baselines, but its lead over {joined(open_)} is inconclusive."
     above = "both baselines" if len(baselines) == 2 else f"the {_baselines(list(baselines))}"
     return f"The model is above {above}" + (
-        ", by more than chance explains." if baselines.keys() <= conclusions.keys() else "."
+        ", by more than chance explains." if baselines.keys() <= tested.keys() else "."
     )
+
+
+def _with_detectable(names: list[str], tested: dict[str, dict[str, Any]]) -> list[str]:
+    """Each baseline with the difference to it that the users at hand would have shown."""
+    return [f"{name} (detectable {rate(tested[name]['detectable'], 3)})" for name in names]
 
 
 def _baselines(names: list[str]) -> str:

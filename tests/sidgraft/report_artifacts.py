@@ -107,6 +107,7 @@ def variant_artifacts(
     png: bytes = ONE_PIXEL,
     rows: list[dict[str, Any]] | None = None,
     training: dict[str, Any] | None = None,
+    t_star: int = 279,
 ) -> tuple[str, str, str]:
     """Write the metrics, recommendations and diagnostics of one variant; returns their directories."""
     root = root / f"{abs(hash(variant))}-{seed}"
@@ -131,7 +132,7 @@ def variant_artifacts(
             rows or metric_rows(variant, seed, recall), SCHEMAS["metrics/v1"]["metrics.parquet"]
         )
         draft.write_table("metrics.parquet", table)
-        draft.metadata |= {"users": 40, "t_star": 279, "best_epoch": 2, "split": "test", "beams": 10}
+        draft.metadata |= {"users": 40, "t_star": t_star, "best_epoch": 2, "split": "test", "beams": 10}
     with artifacts.create(paths[1], "recommendations/v1", stage="evaluate", arguments=settings, inputs=inputs) as draft:
         schema = SCHEMAS["recommendations/v1"]["recommendations.parquet"]
         draft.write_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from report_artifacts import shared_data, variant_artifacts
 from scipy import stats
 
 from sidgraft import artifacts
-from sidgraft.artifacts import SCHEMAS, Artifact
+from sidgraft.artifacts import SCHEMAS, Artifact, ArtifactError
 from sidgraft.comparisons import COLUMNS, compare, matrices
+from sidgraft.display import rate
 from sidgraft.results import MODEL, Cell, Key, Variant
 from sidgraft.stages.report import report
 
@@ -29,29 +31,37 @@ def ranked(rank: int) -> list[str]:
 
 
 def variant(
-    tmp_path: Path, name: str, seed: int, ranks: dict[str, list[int]], ks: tuple[int, ...] = (5, 10)
+    tmp_path: Path,
+    name: str,
+    seed: int,
+    ranks: dict[str, list[int]],
+    ks: tuple[int, ...] = (5, 10),
+    targets: list[str] | None = None,
+    metadata: dict[str, Any] | None = None,
 ) -> Variant:
-    """A variant whose recommenders have the user's target at these ranks."""
-    rows = [
-        {"recommender": r, "user_id": f"u{u:04d}", "target_id": "i00", "item_ids": ranked(rank), "scores": [0.0] * 10}
-        for r, places in ranks.items()
-        for u, rank in enumerate(places)
-    ]
+    """A variant whose recommenders have the user's target, i00 unless they are given, at these ranks."""
+    rows = []
+    for r, places in ranks.items():
+        for u, rank in enumerate(places):
+            target = targets[u] if targets else "i00"
+            items = [target if item == "i00" else item for item in ranked(rank)]
+            user = {"recommender": r, "user_id": f"u{u:04d}", "target_id": target}
+            rows.append(user | {"item_ids": items, "scores": [0.0] * 10})
     path = tmp_path / f"{name}-{seed}"
     with artifacts.create(path, "recommendations/v1", stage="evaluate", arguments={}, inputs={}) as draft:
         schema = SCHEMAS["recommendations/v1"]["recommendations.parquet"]
         draft.write_table("recommendations.parquet", pa.Table.from_pylist(rows, schema))
     cells: dict[Key, Cell] = {("all", m, k): (0.0, None, None) for m in ("recall", "ndcg") for k in ks}
     read = artifacts.load(path, "recommendations/v1")
-    return Variant(
-        name, seed, Artifact(Path(), "metrics/v1", "evaluate", "0" * 64, {}, {}, {}), read, cells={MODEL: cells}
-    )
+    metrics = Artifact(Path(), "metrics/v1", "evaluate", "0" * 64, {}, metadata or {}, {})
+    return Variant(name, seed, metrics, read, cells={MODEL: cells})
 
 
 def row_of(
-    rows: list[dict[str, Any]], variant: str, against: str, metric: str = "recall", k: int = 10
+    rows: list[dict[str, Any]], variant: str, against: str, metric: str = "recall", k: int = 10, part: str = "all"
 ) -> dict[str, Any]:
-    (row,) = [r for r in rows if (r["variant"], r["against"], r["metric"], r["k"]) == (variant, against, metric, k)]
+    wanted = (variant, against, part, metric, k)
+    (row,) = [r for r in rows if (r["variant"], r["against"], r["slice"], r["metric"], r["k"]) == wanted]
     return row
 
 
@@ -147,6 +157,127 @@ def test_only_cut_offs_that_all_models_have_are_compared(tmp_path: Path) -> None
     ]
     assert {row["k"] for row in compare(variants)} == {10}
     assert compare([variant(tmp_path, "alone", 0, {MODEL: [1, 0]})]) == []
+
+
+SLICES = {"cold": frozenset({"cold"}), "head": frozenset({"head"}), "tail": frozenset({"cold", "tail"})}
+
+
+def test_a_slice_is_compared_over_its_own_users_with_the_correction_over_all_slices(tmp_path: Path) -> None:
+    """Against SciPy on each slice's users alone: McNemar's exact test, the mean difference, Holm over the family."""
+    users = 600
+    rng = np.random.default_rng(5)
+    targets = rng.choice(["cold", "head", "tail"], users, p=[0.2, 0.3, 0.5]).tolist()
+    popularity = np.where(np.array(targets) == "head", drawn(0.5, users, 9), 0).tolist()
+    variants = [
+        variant(tmp_path, name, 0, {MODEL: drawn(share, users, n), "popularity": popularity}, targets=targets)
+        for n, (name, share) in enumerate((("gaussian", 0.08), ("centroid", 0.2)))
+    ]
+    rows = compare(variants, "gaussian", slices=SLICES)
+    hits = {"popularity": np.array(popularity) > 0}
+    hits |= {
+        v: np.array(drawn(share, users, n)) > 0 for n, (v, share) in enumerate((("gaussian", 0.08), ("centroid", 0.2)))
+    }
+    recall = [r for r in rows if (r["metric"], r["k"]) == ("recall", 10)]
+    assert [(r["variant"], r["against"], r["slice"]) for r in recall] == [
+        (a, b, part)
+        for a, b in (("gaussian", "popularity"), ("centroid", "popularity"), ("centroid", "gaussian"))
+        for part in ("all", "cold", "head", "tail")
+    ]
+    for row in recall:
+        of = np.array([row["slice"] == "all" or target in SLICES[row["slice"]] for target in targets])
+        ours, theirs = hits[row["variant"]][of], hits[row["against"]][of]
+        won, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+        assert row["users"] == of.sum()
+        assert row["value"] == pytest.approx(ours.mean())
+        assert row["difference"] == pytest.approx(ours.mean() - theirs.mean())
+        gain = 100 * (ours.mean() / theirs.mean() - 1) if theirs.any() else None
+        assert row["relative_percent"] == (None if gain is None else pytest.approx(gain))
+        assert row["p"] == pytest.approx(stats.binomtest(won, won + lost).pvalue if won + lost else 1.0, rel=1e-6)
+        deviation = (ours.astype(float) - theirs).std(ddof=1)
+        assert row["detectable"] == pytest.approx((1.959964 + 0.841621) * deviation / np.sqrt(of.sum()), rel=1e-5)
+    for family in ([r for r in recall if r["slice"] == "all"], [r for r in recall if r["slice"] != "all"]):
+        p = np.array([row["p"] for row in family])
+        order = np.argsort(p)
+        adjusted = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1.0)
+        assert np.array([row["p_holm"] for row in family])[order] == pytest.approx(adjusted, rel=1e-6)
+    assert {len([r for r in recall if (r["slice"] == "all") == whole]) for whole in (True, False)} == {3, 9}
+    # What stands in the main table does not depend on whether the slices are asked for.
+    assert compare(variants, "gaussian") == [row for row in rows if row["slice"] == "all"]
+    tables = {(t["name"], t["slice"]): t for t in matrices(rows, 10)}
+    assert list(tables)[:3] == [("Recall@10", "all"), ("NDCG@10", "all"), ("Recall@10", "cold")]
+    assert tables["Recall@10", "head"]["users"] == f"{targets.count('head'):,}"
+    assert (tables["Recall@10", "all"]["comparisons"], tables["Recall@10", "head"]["comparisons"]) == (3, 9)
+
+
+def test_a_slice_of_one_user_has_no_row(tmp_path: Path) -> None:
+    targets = ["cold", "head", "tail", "head"]
+    variants = [variant(tmp_path, n, 0, {MODEL: places}, targets=targets) for n, places in
+                (("a", [1, 0, 1, 0]), ("b", [0, 2, 0, 1]))]  # fmt: skip
+    rows = [row for row in compare(variants, slices=SLICES) if (row["metric"], row["k"]) == ("recall", 10)]
+    assert [(row["slice"], row["users"], row["difference"]) for row in rows] == [
+        ("all", 4, 0.0), ("head", 2, 1.0), ("tail", 2, -1.0),
+    ]  # fmt: skip
+    assert [row["relative_percent"] for row in rows] == [0.0, None, -100.0]
+
+
+def test_runs_with_other_targets_are_refused_and_other_slices_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def two(first: list[str], second: list[str], **told: int) -> list[Variant]:
+        return [
+            variant(tmp_path, name, 0, {MODEL: [1, 0, 2]}, targets=targets, metadata=told)
+            for name, targets in (("a", first), ("b", second))
+        ]
+
+    head, tail = ["head", "head", "tail"], ["head", "tail", "tail"]
+    with pytest.raises(ArtifactError, match="user 'u0001' has the target 'tail' in variant 'b', seed 0, and 'head'"):
+        compare(two(head, tail), slices=SLICES)
+    assert {row["slice"] for row in compare(two(head, head, head_users=2), slices=SLICES)} == {"all", "head"}
+    assert "no tests by slice" not in capsys.readouterr().err
+    assert {row["slice"] for row in compare(two(head, head, head_users=3), slices=SLICES)} == {"all"}
+    assert "a, seed 0, was evaluated with 3 head users, and by the given interactions 2 are" in capsys.readouterr().err
+
+
+def test_a_single_run_is_compared_with_its_baselines_and_told_what_could_be_detected(tmp_path: Path) -> None:
+    """As `train` reports: one variant, one seed. The slices are those that the interactions give, recounted here."""
+    shared = shared_data(tmp_path)
+    metrics, recommendations, diagnostics = variant_artifacts(tmp_path, shared, "model", 0, 0.06)
+    data = [str(tmp_path / name) for name in ("catalog", "interactions", "ids")]
+    made = report([metrics], [recommendations], [diagnostics], *data, str(tmp_path / "out"))
+    rows = pq.read_table(tmp_path / "out" / "comparisons.parquet").to_pylist()
+    assert {(row["variant"], row["against"], row["baseline"]) for row in rows} == {
+        ("model", "popularity", True), ("model", "neighbours", True),
+    }  # fmt: skip
+    counts = Counter(
+        item
+        for row in shared["interactions"].read_table("interactions.parquet").to_pylist()
+        for item in row["item_ids"][: row["train_length"]]
+    )
+    ids = shared["catalog"].read_table("catalog.parquet")["item_id"].to_pylist()
+    head = set(sorted(ids, key=lambda item: (-counts[item], item))[: -(-len(ids) // 5)])
+    lists = pq.read_table(Path(recommendations) / "recommendations.parquet").to_pylist()
+    places: dict[str, list[tuple[str, str, bool]]] = {MODEL: [], "popularity": [], "neighbours": []}
+    for row in lists:
+        places[row["recommender"]].append((row["user_id"], row["target_id"], row["target_id"] in row["item_ids"]))
+    for part, belongs in (
+        ("all", lambda item: True),
+        ("cold", lambda item: counts[item] <= 1),
+        ("head", lambda item: item in head),
+        ("tail", lambda item: item not in head),
+    ):
+        found = {r: {u: hit for u, item, hit in of if belongs(item)} for r, of in places.items()}
+        users = sorted(found[MODEL])
+        row = row_of(rows, "model", "popularity", part=part)
+        assert row["users"] == len(users)
+        differences = np.array([float(found[MODEL][u]) - float(found["popularity"][u]) for u in users])
+        assert row["difference"] == pytest.approx(differences.mean())
+        error = differences.std(ddof=1) / np.sqrt(len(users))
+        assert row["detectable"] == pytest.approx((1.959964 + 0.841621) * error, rel=1e-5)
+    html = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    detectable = row_of(rows, "model", "popularity")["detectable"]
+    assert f"<small>detectable {rate(detectable)}</small>" in html
+    assert f"popularity (detectable {rate(detectable, 3)})" in made["verdict"]
+    assert "Differences in Recall@10, head, paired over" in html
 
 
 def test_the_report_writes_them_and_shows_what_is_inconclusive(tmp_path: Path) -> None:

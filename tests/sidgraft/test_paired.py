@@ -112,9 +112,10 @@ def test_only_users_of_all_seeds_are_compared() -> None:
     def pair(users: str, ranks: list[int]) -> tuple[np.ndarray, np.ndarray]:
         return np.array(list(users)), np.array(ranks)
 
-    ours, theirs = common_users(
+    users, ours, theirs = common_users(
         [pair("abc", [1, 2, 3]), pair("bcd", [4, 5, 6])], [pair("abc", [7, 8, 9]), pair("bcd", [10, 11, 12])]
     )
+    assert users.tolist() == ["b", "c"]
     assert ours.tolist() == [[2, 3], [4, 5]]
     assert theirs.tolist() == [[8, 9], [10, 11]]
-    assert common_users([pair("a", [1])], [pair("b", [1])])[0].shape == (1, 0)
+    assert common_users([pair("a", [1])], [pair("b", [1])])[1].shape == (1, 0)

@@ -282,6 +282,8 @@ def test_the_summary_is_the_mean_over_the_seeds_of_the_metrics(tmp_path: Path) -
     metrics = pq.read_table(tmp_path / "out" / "metrics.parquet").to_pylist()
     assert {row["variant"] for row in rows} == {"centroid", "mean", ""}
     for row in rows:
+        if row["metric"] in ("t_star", "best_epoch"):
+            continue
         same = [m for m in metrics if all(m[key] == row[key] for key in ("recommender", "slice", "metric", "k"))]
         values = [m["value"] for m in same if m["variant"] == row["variant"] or row["variant"] == ""]
         values = [value for value in values if value is not None]
@@ -293,6 +295,46 @@ def test_the_summary_is_the_mean_over_the_seeds_of_the_metrics(tmp_path: Path) -
     with (tmp_path / "out" / "summary.csv").open(newline="", encoding="utf-8") as stream:
         read = list(csv.DictReader(stream))
     assert [row["mean"] for row in read] == ["" if row["mean"] is None else repr(row["mean"]) for row in rows]
+    assert {row["gain_percent"] for row in read} == {""}  # no reference was given
+
+
+def test_the_best_step_is_a_result_over_the_seeds_and_relative_to_the_reference(tmp_path: Path) -> None:
+    """Means, deviations and gains by hand; the reference lacks the third seed, which no gain may use."""
+    shared = shared_data(tmp_path)
+    steps = {"mean": (200, 400), "centroid": (100, 140, 360)}
+    recalls = {"mean": (0.04, 0.06), "centroid": (0.06, 0.09, 0.2)}
+    paths = [
+        variant_artifacts(tmp_path, shared, name, seed, recalls[name][seed], t_star=t)
+        for name, of in steps.items()
+        for seed, t in enumerate(of)
+    ]
+    _, html = run(tmp_path, paths, reference="mean")
+    rows = pq.read_table(tmp_path / "out" / "summary.parquet").to_pylist()
+    found = {(r["variant"], r["recommender"], r["slice"], r["metric"], r["k"]): r for r in rows}
+    assert len(found) == len(rows)
+    t_star = found["centroid", MODEL, "all", "t_star", None]
+    assert (t_star["mean"], t_star["seeds"]) == (200.0, 3)
+    assert t_star["sd"] == pytest.approx(140.0)  # sqrt((100² + 60² + 160²) / 2)
+    assert t_star["gain_percent"] == pytest.approx(-60.0)  # 120 over 300
+    assert found["mean", MODEL, "all", "t_star", None]["gain_percent"] == 0.0
+    assert found["centroid", MODEL, "all", "best_epoch", None]["mean"] == 2.0
+    for part in ("all", "cold", "head", "tail"):
+        assert found["centroid", MODEL, part, "recall", 10]["gain_percent"] == pytest.approx(50.0)  # .15 over .10
+    assert {r["gain_percent"] for r in rows if r["recommender"] != MODEL} == {None}
+    shown = Page(html).text
+    table = shown[shown.index("Best step t* over the seeds") :]
+    assert re.search(r"centroid\s*3\s*200\s*140\s*−60\.00", table[: table.index("Counted from 0")])
+    gains = shown[shown.index("Gains over mean, in percent, all users") :]
+    assert "−60.00" in gains[: gains.index("Gains over mean, in percent, slices")]
+
+
+def test_a_single_run_has_its_best_step_in_the_summary_and_no_table_of_means(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    _, html = run(tmp_path, [variant_artifacts(tmp_path, shared, "centroid", 0, 0.05)])
+    rows = pq.read_table(tmp_path / "out" / "summary.parquet").to_pylist()
+    (row,) = [r for r in rows if r["metric"] == "t_star"]
+    assert (row["mean"], row["sd"], row["seeds"], row["gain_percent"]) == (279.0, None, 1, None)
+    assert "t* over the seeds" not in Page(html).text
 
 
 def test_equal_baselines_stand_once_a_seed() -> None:
@@ -336,18 +378,24 @@ def test_intervals_share_a_scale() -> None:
         (
             0.022,
             "inconclusive",
-            "The model is below the neighbours baseline, but the difference to neighbours is inconclusive.",
+            "The model is below the neighbours baseline, but the difference to neighbours (detectable .012) is"
+            " inconclusive.",
         ),
         (0.025, "above", "The model is no better than the neighbours baseline."),
-        (0.030, "inconclusive", "but its lead over popularity and neighbours is inconclusive."),
+        (
+            0.030,
+            "inconclusive",
+            "but its lead over popularity (detectable .012) and neighbours (detectable .012) is inconclusive.",
+        ),
         (0.030, "above", "The model is above both baselines, by more than chance explains."),
         (0.030, None, "The model is above both baselines."),
     ],
 )
 def test_verdict_is_plain(recall: float, conclusion: str | None, expected: str) -> None:
-    row = {"variant": "centroid", "metric": "recall", "k": 10, "baseline": True, "conclusion": conclusion}
-    other = row | {"metric": "ndcg", "conclusion": "below"}  # the verdict is about Recall@k alone
-    rows = [r | {"against": b} for r in (row, other) for b in ("popularity", "neighbours")] if conclusion else []
+    row = {"variant": "centroid", "slice": "all", "metric": "recall", "k": 10, "baseline": True}
+    row |= {"conclusion": conclusion, "detectable": 0.012}
+    others = [row | {"metric": "ndcg", "conclusion": "below"}, row | {"slice": "cold", "conclusion": "below"}]
+    rows = [r | {"against": b} for r in (row, *others) for b in ("popularity", "neighbours")] if conclusion else []
     text, _ = verdict([variant("centroid", 0, recall)], 10, rows)
     assert text.endswith(expected)
 
@@ -494,13 +542,16 @@ def test_relative_gains_are_those_of_the_papers_layout() -> None:
             ("all", "recall", 5): five,
             ("all", "recall", 10): ten,
             ("all", "ndcg", 5): ndcg,
-            ("head", "recall", 5): 9.0,
+            ("head", "recall", 5): 9.0 if name == "mean" else 4.5,
         }
         return Variant(name, seed, cells={MODEL: {key: (value, None, None) for key, value in cells.items()}})
 
     one = [measured("mean", 0, 0.0226, 0.0, 0.0150), measured("gti", 0, 0.0230, 0.0417, 0.0143)]
-    found = relative_gains(one, "mean")
-    assert found is not None
+    found, sliced = relative_gains(one, "mean", 5)
+    assert sliced["groups"] == [("Head", 1)]
+    assert sliced["headings"] == ["Recall"]
+    assert [(name, gains) for name, _, gains in sliced["rows"]] == [("mean", [0.0]), ("gti", [pytest.approx(-50.0)])]
+    assert len(relative_gains(one, "mean", 10)) == 1  # no slice was measured at 10
     assert found["groups"] == [("Recall", 2), ("NDCG", 1)]
     assert found["headings"] == ["@5", "@10", "@5"]
     assert [row[:2] for row in found["rows"]] == [("mean", 1), ("gti", 1)]
@@ -512,10 +563,10 @@ def test_relative_gains_are_those_of_the_papers_layout() -> None:
         measured("mean", 1, 0.4, 0.2, 0.2),
         measured("gti", 1, 0.5, 0.3, 0.1),
     ]
-    rows = {name: (seeds, gains) for name, seeds, gains in relative_gains(several, "mean")["rows"]}
+    rows = {name: (seeds, gains) for name, seeds, gains in relative_gains(several, "mean", 5)[0]["rows"]}
     assert rows["gti"][0] == 1  # only seed 1 is common: against .4, not against the mean .3
     assert rows["gti"][1] == pytest.approx([25.0, 50.0, -50.0])
-    assert relative_gains(several, "other") is None
+    assert relative_gains(several, "other", 5) == []
 
 
 def test_a_reference_is_shown_on_the_page_and_a_misspelt_one_refused(tmp_path: Path) -> None:
@@ -523,8 +574,9 @@ def test_a_reference_is_shown_on_the_page_and_a_misspelt_one_refused(tmp_path: P
     runs = [variant_artifacts(tmp_path, shared, name, 0, recall) for name, recall in (("mean", 0.04), ("gti", 0.05))]
     _, html = run(tmp_path, runs, reference="mean")
     text = Page(html).text
-    assert "Gains over mean, in percent" in text
-    assert "+25.00" in text
+    assert "Gains over mean, in percent, all users" in text
+    assert "Gains over mean, in percent, slices at k = 10" in text
+    assert text.count("+25.00") == 4 + 3 * 2  # every figure: two metrics at two ks, and at one in three slices
     assert "Gains over" not in run(tmp_path, runs)[1]
     with pytest.raises(ValueError, match="Did you mean mean"):
         run(tmp_path, runs, reference="maen")

@@ -6,11 +6,14 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from sidgraft import artifacts, comparisons, curves, page, results
 from sidgraft.artifacts import Artifact, ArtifactError, FailedArtifactError
 from sidgraft.checks import one_of
+from sidgraft.histories import training_counts
+from sidgraft.metrics import slices
 from sidgraft.page import MODEL, Variant
 from sidgraft.queries import has_queries
 
@@ -33,9 +36,10 @@ def report(
     """Join the variants' metrics and diagnostics into index.html and tables: metrics, summary, comparisons, curves.
 
     Each table is a CSV and a Parquet file: metrics has a row for each figure of each run, summary the mean and standard
-    deviation over the seeds, comparisons the paired tests of every variant with the baselines and the other variants,
-    curves the loss and the validation figures at each optimizer step, with t*, the metric by epochs of grounding, and
-    the training of an RQ-VAE.
+    deviation over the seeds, of the best step t* too, and the gain over the reference, comparisons the paired tests of
+    every variant with the baselines and the other variants over all users and over each slice, curves the loss and the
+    validation figures at each optimizer step, with t*, the metric by epochs of grounding, and the training of an
+    RQ-VAE.
 
     Args:
         metrics: Directories of the metrics artifacts, one a variant. One that holds a failure is shown as failed.
@@ -61,8 +65,10 @@ def report(
     if reference and not any(v.failures for v in variants):  # a study whose reference failed still has its report
         one_of("reference", reference, dict.fromkeys(v.name for v in variants))
     measured = [v for v in variants if v.metrics is not None]
-    judged = histories.read_table("judgements.parquet") if has_queries(histories) else None
-    compared = comparisons.compare(measured, reference, judged)
+    if has_queries(histories):
+        compared = comparisons.compare(measured, reference, histories.read_table("judgements.parquet"))
+    else:
+        compared = comparisons.compare(measured, reference, slices=_slices(data, histories))
     html, verdict = page.render(variants, data, histories, codes, compared, title, examples, reference)
 
     inputs = {"catalog": data, "interactions": histories, "semantic_ids": codes}
@@ -73,7 +79,7 @@ def report(
         (draft.path / "index.html").write_text(html, encoding="utf-8")
         for name, schema, table in (
             ("metrics", COLUMNS, rows),
-            ("summary", results.SUMMARY, results.summary(measured)),
+            ("summary", results.SUMMARY, results.summary(measured, reference)),
             ("comparisons", comparisons.COLUMNS, compared),
             ("curves", curves.COLUMNS, curves.rows(variants, codes)),
         ):
@@ -87,6 +93,18 @@ def report(
             "verdict": verdict,
         }
     return dict(draft.metadata)
+
+
+def _slices(catalog: Artifact, interactions: Artifact) -> dict[str, frozenset[str]]:
+    """The items that make a user, by the target, one of the slices cold, head and tail."""
+    items = catalog.read_table("catalog.parquet", ["item_id"])["item_id"].to_pylist()
+    count_N = training_counts(interactions.read_table("interactions.parquet"), items)
+    parts = slices(count_N, np.arange(len(items)))
+    return {
+        part: frozenset(item for item, is_in in zip(items, is_in_N.tolist(), strict=True) if is_in)
+        for part, is_in_N in parts.items()
+        if part != comparisons.ALL
+    }
 
 
 def _check_lengths(metrics: list[str], recommendations: list[str], diagnostics: list[str]) -> None:
