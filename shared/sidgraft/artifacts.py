@@ -148,7 +148,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         "index.html",
         *(
             f"{table}.{kind}"
-            for table in ("metrics", "summary", "comparisons", "curves")
+            for table in ("metrics", "summary", "comparisons", "curves", "quantizers")
             for kind in ("csv", "parquet")
         ),
     ),

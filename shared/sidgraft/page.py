@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sidgraft import comparisons, curves, display, provenance, results
+from sidgraft import comparisons, curves, display, provenance, quantizations, results
 from sidgraft.artifacts import Artifact
 from sidgraft.charts import COLOURS, Series, line_chart
 from sidgraft.display import short
@@ -98,6 +98,9 @@ def render(
         "examples": example_users(*chosen, catalog, interactions) if chosen and not asked else None,
         "queries": example_queries(*chosen, catalog, interactions) if chosen and asked else None,
         "data": data_facts(catalog, interactions),
+        "other_data": quantizations.made_from_others(measured, interactions),
+        "quantizers": quantizations.side_by_side(measured),
+        "other_ids": quantizations.made_from_others(measured, semantic_ids),
         "ids": id_facts(semantic_ids),
         "id_definitions": id_definitions(semantic_ids),
         "id_curves": id_curves(semantic_ids),

@@ -31,7 +31,7 @@ def test_a_second_run_reuses_everything_and_a_third_what_still_stands(run, tmp_p
     assert first.returncode == 0, first.stdout + first.stderr
     assert ran(first.stdout) == set(TRAIN)
     assert "popularity" in first.stdout
-    for name in ("index.html", "metrics.csv", "summary.csv", "comparisons.parquet", "curves.csv"):
+    for name in ("index.html", "metrics.csv", "summary.csv", "comparisons.parquet", "curves.csv", "quantizers.csv"):
         assert (root / "report" / name).is_file()
         assert not (root / "report" / name).is_symlink()
 

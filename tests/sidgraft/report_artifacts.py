@@ -108,6 +108,7 @@ def variant_artifacts(
     rows: list[dict[str, Any]] | None = None,
     training: dict[str, Any] | None = None,
     t_star: int = 279,
+    metadata: dict[str, Any] | None = None,
 ) -> tuple[str, str, str]:
     """Write the metrics, recommendations and diagnostics of one variant; returns their directories."""
     root = root / f"{abs(hash(variant))}-{seed}"
@@ -123,7 +124,8 @@ def variant_artifacts(
         root / "model", "report/v1", stage="finetune", arguments=settings, inputs={"token_rows": expanded}
     ) as draft:
         _pretend(draft.path)
-    inputs = {"model": artifacts.load(root / "model", "report/v1"), "catalog": shared["catalog"]}
+    inputs = {"model": artifacts.load(root / "model", "report/v1")}
+    inputs |= {name: shared[name] for name in ("catalog", "interactions")}
     settings = {"split": "test", "ks": "5,10", "beams": 10, "variant": variant, "seed": seed}
 
     paths = tuple(str(root / name) for name in ("metrics", "recommendations", "diagnostics"))
@@ -133,6 +135,7 @@ def variant_artifacts(
         )
         draft.write_table("metrics.parquet", table)
         draft.metadata |= {"users": 40, "t_star": t_star, "best_epoch": 2, "split": "test", "beams": 10}
+        draft.metadata |= metadata or {}
     with artifacts.create(paths[1], "recommendations/v1", stage="evaluate", arguments=settings, inputs=inputs) as draft:
         schema = SCHEMAS["recommendations/v1"]["recommendations.parquet"]
         draft.write_table(

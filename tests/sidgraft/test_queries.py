@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -395,3 +396,10 @@ def test_the_report_leads_with_strict_precision_and_shows_gains_and_examples(sho
     compared = pq.read_table(tmp_path / "report" / "comparisons.parquet").to_pylist()
     (of_variants,) = [r for r in compared if not r["baseline"] and (r["metric"], r["k"]) == ("precision_strict", 10)]
     assert (of_variants["difference"], of_variants["p"], of_variants["conclusion"]) == (0, 1, "inconclusive")
+    quality = json.loads((Path(shop["semantic_ids"]) / "quality.json").read_text())
+    quantized = pq.read_table(tmp_path / "report" / "quantizers.parquet").to_pylist()
+    assert {row["variant"] for row in quantized} == {"mean", "other"}
+    for row in quantized:
+        of = quality if row["level"] is None else quality["levels"][row["level"] - 1]
+        assert row["value"] == of[row["figure"]]
+    assert len(quantized) == 2 * (4 + 5 * len(quality["levels"]))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sidgraft import artifacts, comparisons, curves, page, results
+from sidgraft import artifacts, comparisons, curves, page, quantizations, results
 from sidgraft.artifacts import Artifact, ArtifactError, FailedArtifactError
 from sidgraft.checks import one_of
 from sidgraft.histories import training_counts
@@ -33,13 +33,14 @@ def report(
     examples: int = 10,
     reference: str = "",
 ) -> dict[str, Any]:
-    """Join the variants' metrics and diagnostics into index.html and tables: metrics, summary, comparisons, curves.
+    """Join the variants' metrics and diagnostics into index.html and tables.
 
     Each table is a CSV and a Parquet file: metrics has a row for each figure of each run, summary the mean and standard
     deviation over the seeds, of the best step t* too, and the gain over the reference, comparisons the paired tests of
     every variant with the baselines and the other variants over all users and over each slice, curves the loss and the
     validation figures at each optimizer step, with t*, the metric by epochs of grounding, and the training of an
-    RQ-VAE.
+    RQ-VAE, quantizers the quality of the Semantic IDs that each variant was judged with. Runs that differ before the
+    variants (texts, encoder, quantizer) can be joined; of their data and IDs the page details those that are given.
 
     Args:
         metrics: Directories of the metrics artifacts, one a variant. One that holds a failure is shown as failed.
@@ -47,7 +48,7 @@ def report(
         diagnostics: Directories of the diagnostics artifacts, in the same order.
         catalog: Directory of the catalog artifact.
         interactions: Directory of the interactions artifact.
-        semantic_ids: Directory of the semantic_ids artifact, for the quality of the quantizer.
+        semantic_ids: Directory of the semantic_ids artifact, for the details of the quantizer.
         out: Directory to write the report to.
         title: Title of the page.
         examples: Example users to show, with history, recommendations and target.
@@ -82,6 +83,7 @@ def report(
             ("summary", results.SUMMARY, results.summary(measured, reference)),
             ("comparisons", comparisons.COLUMNS, compared),
             ("curves", curves.COLUMNS, curves.rows(variants, codes)),
+            ("quantizers", quantizations.COLUMNS, quantizations.rows(measured)),
         ):
             draft.write_table(f"{name}.parquet", pa.Table.from_pylist(table, schema=schema))
             _write_csv(draft.path / f"{name}.csv", schema.names, table)
