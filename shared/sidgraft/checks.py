@@ -1,8 +1,9 @@
-"""Checks of arguments: what was found, what was expected, what to do."""
+"""Checks of arguments, and of the figures of a training: what was found, what was expected, what to do."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -28,6 +29,13 @@ def not_negative(**values: float) -> None:
     wrong = [f"{name}={value}" for name, value in values.items() if not value >= 0]
     if wrong:
         raise ValueError(f"{', '.join(wrong)}: expected zero or a number greater than zero.")
+
+
+def finite(what: str, value: float, *, epoch: int, batch: int, batches: int, advice: str) -> None:
+    """Raise ValueError where a figure of training is no number: at which step, epoch and batch, from 1."""
+    if not math.isfinite(value):
+        step = (epoch - 1) * batches + batch
+        raise ValueError(f"{what} became {value} at step {step} (epoch {epoch}, batch {batch} of {batches}): {advice}.")
 
 
 def widths(name: str, text: str) -> list[int]:

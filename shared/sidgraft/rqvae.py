@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn.functional import embedding
 
-from sidgraft import kmeans, sinkhorn
+from sidgraft import checks, kmeans, sinkhorn
 from sidgraft.progress import Progress, say
 from sidgraft.quality import code_use
 from sidgraft.residual import START_ROUNDS, units
@@ -181,6 +181,7 @@ def fit(
     patience: int = 10,
     tolerance: float = 0.005,
     seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> tuple[RqVae, dict[str, Any]]:
     """Train by Adam until the held-out error stops falling; return the network of the least error, and the record.
 
@@ -188,53 +189,67 @@ def fit(
     codes that no training item has are moved to what is left of a random one. Training stops after ``patience``
     measurements in a row without an error below (1 - ``tolerance``) times the last one that counted, or after
     ``epochs``. The record holds the curves ("log"), the step that was kept and why training stopped. The same seed,
-    machine and number of threads give the same network. Raises ValueError where a level has fewer distinct vectors
-    than codes, and when the loss is not finite.
+    machine and number of threads give the same network.
+
+    Network and batches compute on ``device``; the vectors stay where they are, and the network that is returned is on
+    the CPU, where its codes are exact. Raises ValueError where a level has fewer distinct vectors than codes, when the
+    loss or the held-out error is no number, and when every measurement found more error than there was before training.
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
         torch.manual_seed(seed)
         network = RqVae(vectors_Nd.shape[1], sizes, code_dim=code_dim, hidden=hidden, dropout=dropout)
         _fit_scale(network, vectors_Nd)
         training_Nd, held_out_Md = _split(network.standardised(vectors_Nd))
         sample_Sd = training_Nd[torch.randperm(len(training_Nd))[:SAMPLE]]
         start_codebooks(network, network.standardised(vectors_Nd) if len(vectors_Nd) <= SAMPLE else sample_Sd, seed)
+        network.to(device)
         optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
         batches = math.ceil(len(training_Nd) / batch_size)
         log: list[dict[str, Any]] = []
-        best, best_state, best_step = math.inf, network.state_dict(), 0
+        at_start = held_out_error(network, held_out_Md)
+        best, best_state, best_step, advice = math.inf, {}, 0, f"lower learning_rate={learning_rate}"
         counted, waited, step, stopped = math.inf, 0, 0, f"epochs={epochs} reached"
         with Progress("rq-vae", epochs * batches, "steps") as progress:
             for epoch in range(1, epochs + 1):
                 network.train()
-                for rows_B in torch.randperm(len(training_Nd)).split(batch_size):
-                    losses = network.losses(training_Nd[rows_B], balanced=balanced)
+                for batch, rows_B in enumerate(torch.randperm(len(training_Nd)).split(batch_size), 1):
+                    losses = network.losses(training_Nd[rows_B].to(device), balanced=balanced)
                     loss = losses.total(commitment, diversity)
                     step += 1
-                    if not torch.isfinite(loss):
-                        raise ValueError(
-                            f"the loss of the RQ-VAE is {loss.item()} at step {step} (epoch {epoch}): lower"
-                            f" learning_rate={learning_rate}, or look at the embeddings."
-                        )
+                    at: dict[str, Any] = {"epoch": epoch, "batch": batch, "batches": batches, "advice": advice}
+                    shown = loss.item()
+                    checks.finite("the loss of the RQ-VAE", shown, **at)
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
-                    progress.update(loss=loss.item(), error=best)
+                    progress.update(loss=shown, error=best)
                 due = step // STEPS_BETWEEN_MEASUREMENTS > (step - batches) // STEPS_BETWEEN_MEASUREMENTS
                 if not due and epoch < epochs:
                     continue
                 error = held_out_error(network, held_out_Md)
+                checks.finite("the held-out error of the RQ-VAE", error, **at)
                 codes_SL, rests = _assign(network, sample_Sd)
                 log.append(_record(step, epoch, losses, loss, error, codes_SL, sizes))
                 if error < best:
                     best, best_step, best_state = error, step, copy.deepcopy(network.state_dict())
+                    if best <= at_start:  # the same seed goes the same way again: a later failure does not lose it
+                        advice = (
+                            f"lower learning_rate={learning_rate}, or keep the network of step {step} (held-out error"
+                            f" {error:.4g}) with epochs={epoch}"
+                        )
                 counted, waited = (error, 0) if error < counted * (1 - tolerance) else (counted, waited + 1)
                 if waited == patience:
                     stopped = f"{patience} measurements without an improvement by {tolerance:g}"
                     break
                 log[-1]["revived"] = revive(network, optimizer, codes_SL, rests)
+        if best > at_start:
+            raise ValueError(
+                f"the RQ-VAE's held-out error is {at_start:.4g} before training and never less than {best:.4g} after"
+                f" (step {best_step} of {step}): lower learning_rate={learning_rate}, or give more epochs."
+            )
         network.load_state_dict(best_state)
     say(f"rq-vae: kept step {best_step} of {step} ({stopped}), held-out error {best:.4f}")
-    return network.eval(), {"log": log, "best_step": best_step, "held_out_error": best, "stopped": stopped}
+    return network.cpu().eval(), {"log": log, "best_step": best_step, "held_out_error": best, "stopped": stopped}
 
 
 def _fit_scale(network: RqVae, vectors_Nd: np.ndarray) -> None:
@@ -275,22 +290,23 @@ def held_out_error(network: RqVae, inputs_Md: torch.Tensor) -> float:
     total = 0.0
     for inputs_Bd in inputs_Md.split(ROWS_PER_CHUNK):
         with torch.inference_mode():
-            total += network.losses(inputs_Bd).reconstruction.item() * inputs_Bd.numel()
+            losses = network.losses(inputs_Bd.to(network.scale.device))
+            total += losses.reconstruction.item() * inputs_Bd.numel()
     return total / len(inputs_Md) * network.scale.item() ** 2
 
 
 def _assign(network: RqVae, inputs_Sd: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Nearest codes [S, L], and the vectors [S, C] that each level's codes were chosen for."""
+    """Nearest codes [S, L], on the CPU, and the vectors [S, C] that each level's codes were chosen for."""
     network.eval()
-    codes, rests = [], []
+    codes, rests, device = [], [], network.scale.device
     with torch.inference_mode():
-        rest_SC = torch.cat([network.encoder(inputs_Bd) for inputs_Bd in inputs_Sd.split(ROWS_PER_CHUNK)])
+        rest_SC = torch.cat([network.encoder(inputs_Bd.to(device)) for inputs_Bd in inputs_Sd.split(ROWS_PER_CHUNK)])
         for book_KC in network.codebooks:
             rests.append(rest_SC)
             chunks = kmeans.chunks(len(rest_SC), len(book_KC))
             codes.append(torch.cat([kmeans.scores(rest_SC[chunk], book_KC).argmin(1) for chunk in chunks]))
             rest_SC = rest_SC - book_KC[codes[-1]]
-    return torch.stack(codes, dim=1), rests
+    return torch.stack(codes, dim=1).cpu(), rests
 
 
 def revive(network: RqVae, optimizer: torch.optim.Adam, codes_SL: torch.Tensor, rests: list[torch.Tensor]) -> list[int]:

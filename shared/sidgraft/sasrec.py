@@ -9,13 +9,13 @@ Shapes: B sequences · T positions · M supervised positions · N items · D wid
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from sidgraft import checks
 from sidgraft.losses import chunked_cross_entropy
 from sidgraft.metrics import ndcg_at
 from sidgraft.progress import Progress, say
@@ -86,7 +86,8 @@ def fit(
     Validation is the NDCG@10 of ``target_U`` given ``histories``; training stops after ``patience`` epochs without a
     better one, ties keep the earlier. Without validation targets it runs all epochs and keeps the last. Sequences
     are cut to their last ``max_length`` + 1 items; those of a single item teach nothing and are left out. The same
-    seed gives the same weights on one machine. Returns the model and its best epoch, its NDCG@10 and its log.
+    seed gives the same weights on one machine. Returns the model and its best epoch, its NDCG@10 and its log. Raises
+    ValueError when the loss is no number, at a step or behind the last one of an epoch.
     """
     samples = [s[-max_length - 1 :] for s in sequences if len(s) > 1]
     with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
@@ -98,13 +99,9 @@ def fit(
         log: list[dict[str, Any]] = []
         kept = copy.deepcopy(model.state_dict())
         order = np.random.default_rng(seed)
+        advice = f"lower sasrec_learning_rate={learning_rate}"
         for epoch in range(1, (epochs if samples else 0) + 1):
-            loss = _train_epoch(model, optimizer, samples, order, batch_size, epoch)
-            if not math.isfinite(loss):
-                raise ValueError(
-                    f"SASRec's loss became {loss} in epoch {epoch}: give a smaller sasrec_learning_rate than"
-                    f" {learning_rate}."
-                )
+            loss = _train_epoch(model, optimizer, samples, order, batch_size, epoch, advice)
             found = {"epoch": epoch, "loss": loss, "ndcg@10": None}
             if len(target_U):
                 rank_U = target_ranks(model, histories, target_U)
@@ -114,6 +111,11 @@ def fit(
             if best["ndcg@10"] is None or found["ndcg@10"] > best["ndcg@10"]:
                 best = {"epoch": epoch, "ndcg@10": found["ndcg@10"]}
                 kept = copy.deepcopy(model.state_dict())
+                # the same seed goes the same way again: a later failure does not lose it
+                advice = (
+                    f"lower sasrec_learning_rate={learning_rate}, or keep the model of epoch {epoch} with"
+                    f" sasrec_epochs={epoch}"
+                )
             elif epoch - best["epoch"] >= patience:
                 break
     model.load_state_dict(kept)
@@ -129,21 +131,28 @@ def _train_epoch(
     order: np.random.Generator,
     batch_size: int,
     epoch: int,
+    advice: str,
 ) -> float:
     """One pass over the sequences in a new order; returns the mean loss of its steps."""
     model.train()
     shuffled = order.permutation(len(samples))
     losses = []
+    at: dict[str, Any] = {"epoch": epoch, "batches": -(-len(samples) // batch_size), "advice": advice}
     with Progress(f"SASRec epoch {epoch}", len(samples), "users") as progress:
         for start in range(0, len(samples), batch_size):
             batch = [samples[i] for i in shuffled[start : start + batch_size]]
-            loss = next_item_loss(model, padded(batch, model.items.weight.device))
+            items_BT = padded(batch, model.items.weight.device)
+            loss = next_item_loss(model, items_BT)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             losses.append(loss.item())
+            checks.finite("the loss of SASRec", losses[-1], batch=len(losses), **at)
             progress.update(len(batch), loss=losses[-1])
+    with torch.no_grad():  # the last step is behind its loss, and nothing else would look at what it did
+        after = next_item_loss(model.eval(), items_BT).item()
+    checks.finite("the loss of SASRec after the step", after, batch=len(losses), **at)
     return float(np.mean(losses))
 
 

@@ -173,7 +173,14 @@ def test_levels_may_have_different_numbers_of_codes(tmp_path, items):
         ({"dropout": 1.0}, "dropout=1.0, expected less than 1"),
         ({"patience": 0}, "patience=0"),
         (RQ_VAE | {"codebook_size": 501}, "level 0 has 4.. distinct vectors for 501 codes"),
-        (RQ_VAE | {"learning_rate": 1e30, "epochs": 50}, r"the loss of the RQ-VAE is (nan|inf) at step \d+"),
+        (
+            RQ_VAE | {"learning_rate": 1e30, "epochs": 50},
+            r"the loss of the RQ-VAE became (nan|inf) at step \d+ \(epoch",
+        ),
+        (
+            RQ_VAE | {"learning_rate": 1e30, "epochs": 1, "batch_size": 500},
+            r"held-out error of the RQ-VAE became (nan|inf) at step 1 \(epoch 1, batch 1 of 1\): lower learning_rate",
+        ),
         ({"fit": "loyd"}, "Did you mean lloyd"),
         ({"levels": 0}, "levels=0"),
         ({"dim": -1}, "dim=-1, expected 0"),

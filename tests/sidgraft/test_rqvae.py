@@ -1,12 +1,15 @@
 """The RQ-VAE against plain NumPy in float64: forward, every loss, codes; and what its training promises."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
-from sidgraft import residual, rqvae
+from sidgraft import residual, rqvae, sinkhorn
 from sidgraft.rqvae import RqVae
 
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 TINY = {"code_dim": 4, "hidden": [32], "dropout": 0.1, "batch_size": 64, "patience": 3, "learning_rate": 0.003}
 
 
@@ -45,22 +48,46 @@ def layers(sequential, x):
     return x
 
 
-def forward_plainly(net, x):
+def nearest_plainly(distances):
+    return distances.argmin(axis=1)
+
+
+def balanced_plainly(distances):
+    """Sinkhorn-Knopp in NumPy, as many rounds as the library takes: columns, then rows, and the largest share."""
+    rest = distances - distances.min(axis=1, keepdims=True)
+    rest -= rest.min(axis=0)
+    kernel = np.exp(-rest / (sinkhorn.EPSILON * rest.max()))
+    columns = np.ones(kernel.shape[1])
+    for _ in range(sinkhorn.ITERATIONS):
+        columns = len(kernel) / kernel.shape[1] / (kernel.T @ (1 / (kernel @ columns)))
+    return (kernel * columns / (kernel @ columns)[:, None]).argmax(axis=1)
+
+
+def forward_plainly(net, x, assign=nearest_plainly):
     """METHOD 4 in float64: codes, every r_l, the sum of the codes' vectors and what the decoder makes of it."""
     r, rests, codes, total = layers(net.encoder, x), [], [], 0
     for book in net.codebooks:
         q = double(book)
         rests.append(r)
-        codes.append(((r[:, None] - q) ** 2).sum(axis=2).argmin(axis=1))
+        codes.append(assign(((r[:, None] - q) ** 2).sum(axis=2)))
         total = total + q[codes[-1]]
         r = r - q[codes[-1]]
     return np.stack(codes, axis=1), [*rests, r], layers(net.decoder, total)
 
 
-def test_forward_and_every_loss_are_those_of_numpy():
+@pytest.mark.parametrize("balanced", [False, True])
+def test_forward_and_every_loss_are_those_of_numpy(balanced):
     net, x = network(), vectors()
-    found = net.losses(torch.from_numpy(x))
-    _, rests, decoded = forward_plainly(net, x.astype(np.float64))
+    found = net.losses(torch.from_numpy(x), balanced=balanced)
+    codes, rests, decoded = forward_plainly(
+        net, x.astype(np.float64), balanced_plainly if balanced else nearest_plainly
+    )
+    if balanced:  # else this would be the other case once more: items have moved, to more equal numbers at every level
+        nearest = forward_plainly(net, x.astype(np.float64))[0]
+        assert (codes != nearest).mean() > 0.1
+        for level, size in enumerate((7, 5)):
+            counts, of_nearest = (np.bincount(c[:, level], minlength=size) for c in (codes, nearest))
+            assert counts.std() < of_nearest.std()
     assert found.reconstruction.item() == pytest.approx(((decoded - x) ** 2).mean(), rel=1e-5)
     left = sum((rests[level + 1] ** 2).mean() for level in range(2))
     assert found.codebook.item() == pytest.approx(left, rel=1e-5)
@@ -131,14 +158,26 @@ def test_neither_the_batch_nor_storing_changes_the_codes():
     assert np.array_equal(stored.decode(codes), net.decode(codes))
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])])
 @pytest.mark.parametrize("balanced", [False, True])
-def test_planted_clusters_are_found(balanced):
+def test_planted_clusters_are_found(balanced, device):
     x, of = clusters()
-    net, record = rqvae.fit(x, [6, 4], balanced=balanced, epochs=34, **(TINY | {"learning_rate": 0.01}))
+    net, record = rqvae.fit(x, [6, 4], balanced=balanced, epochs=34, device=device, **(TINY | {"learning_rate": 0.01}))
+    assert {tensor.device.type for tensor in net.state_dict().values()} == {"cpu"}  # codes are computed there
     codes, _ = net.encode(x)
     together = codes @ [4, 1]
     assert sum(max(np.bincount(of[together == k])) for k in np.unique(together)) / len(of) > 0.95
     assert record["held_out_error"] < 0.3  # the mean alone leaves about 1
+
+
+def test_the_losses_are_computed_where_the_network_and_the_batch_are():
+    """No tensor of another device takes part: the meta device refuses any, and computes nothing."""
+    net, x = network().to("meta"), torch.from_numpy(vectors())
+    loss = net.losses(x.to("meta")).total(0.25, 0.01)
+    loss.backward()
+    assert loss.device.type == "meta"
+    with pytest.raises(RuntimeError, match="device"):
+        net.losses(x)
 
 
 def test_codebooks_start_from_k_means_on_the_encodings():
@@ -202,11 +241,79 @@ def test_the_same_seed_gives_the_same_network_whatever_was_drawn_before():
     assert not torch.equal(first["codebooks.0"], other["codebooks.0"])
 
 
-def test_too_few_vectors_and_a_loss_that_is_not_finite_are_refused():
+def test_too_few_vectors_are_refused():
     x, _ = clusters(60)
     with pytest.raises(ValueError, match=r"level 0 has 60 distinct vectors for 61 codes: lower codebook_size"):
         rqvae.fit(x, [61], epochs=1, **TINY)
     with pytest.raises(ValueError, match=r"level 1 has \d+ distinct vectors for 30 codes"):
         rqvae.fit(np.repeat(x[:20], 3, axis=0), [20, 30], epochs=1, **TINY)
-    with pytest.raises(ValueError, match=r"the loss of the RQ-VAE is (nan|inf) at step \d+ \(epoch \d+\): lower"):
-        rqvae.fit(x, [4, 4], epochs=30, **(TINY | {"learning_rate": 1e30}))
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "epochs", "batch_size", "match"),
+    [
+        # one step: its loss is from before it, and only the held-out error sees what it did
+        (1e30, 1, 64, r"held-out error of the RQ-VAE became (nan|inf) at step 1 \(epoch 1, batch 1 of 1\): lower lear"),
+        (
+            1e30,
+            1,
+            16,
+            r"the loss of the RQ-VAE became (nan|inf) at step 2 \(epoch 1, batch 2 of 4\): lower learning_rate=1e",
+        ),
+        (1e30, 30, 64, r"the loss of the RQ-VAE became (nan|inf) at step 2 \(epoch 2, batch 1 of 1\): lower"),
+        # a number still, but the untrained network is better
+        (
+            10.0,
+            3,
+            64,
+            r"error is [0-3]\.\d+ before training and never less than \S+ after \(step 3 of 3\): lower learning_r",
+        ),
+    ],
+)
+def test_a_network_that_diverges_is_refused(learning_rate, epochs, batch_size, match):
+    x, _ = clusters(60)
+    settings = TINY | {"learning_rate": learning_rate, "batch_size": batch_size}
+    with pytest.raises(ValueError, match=match):
+        rqvae.fit(x, [4, 4], epochs=epochs, **settings)
+
+
+def test_a_late_failure_says_how_to_have_the_best_network_before_it(monkeypatch):
+    x, _ = clusters()
+    whole, before = RqVae.losses, 0
+
+    def spoilt(self, *arguments, **options):
+        nonlocal before
+        before += self.training
+        losses = whole(self, *arguments, **options)
+        return rqvae.Losses(*(part * (np.nan if before > 250 else 1.0) for part in vars(losses).values()))
+
+    monkeypatch.setattr(RqVae, "losses", spoilt)
+    with pytest.raises(ValueError, match="at step 251 ") as failed:
+        rqvae.fit(x, [6, 4], epochs=100, **TINY)
+    monkeypatch.undo()
+    step, error, epochs = re.search(
+        r"of step (\d+) \(held-out error (\S+)\) with epochs=(\d+)", str(failed.value)
+    ).groups()
+    _, record = rqvae.fit(x, [6, 4], epochs=int(epochs), **TINY)
+    assert (record["best_step"], f"{record['held_out_error']:.4g}") == (int(step), error)
+
+
+@pytest.mark.slow
+def test_8192_codes_are_fitted_used_and_assigned_exactly():
+    """It takes about 20 seconds of one core, most of them the products of the start and Sinkhorn's rounds."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2000, 16))[rng.integers(2000, size=20_000)] + 0.5 * rng.standard_normal((20_000, 16))
+    x = x.astype(np.float32)
+    settings = {"code_dim": 8, "hidden": [32], "learning_rate": 0.003, "balanced": True, "epochs": 1}
+    net, record = rqvae.fit(x, [8192, 64], **settings)
+    codes, _ = net.encode(x)
+    used = [len(np.unique(codes[:, level])) for level in (0, 1)]
+    assert used[0] > 0.4 * 8192  # ten steps behind the start, and before codes without items could move
+    assert used[1] == 64
+    _, bucket, counts = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
+    assert (counts[bucket] > 1).mean() < 0.35
+    assert record["log"][-1]["revived"][0] > 0
+    assert np.array_equal(net.encode(x[:100])[0], codes[:100])
+    unit = x[:100].astype(float) / np.linalg.norm(x[:100].astype(float), axis=1, keepdims=True)
+    expected, _, _ = forward_plainly(net, (unit - double(net.mean_d)) / float(net.scale))
+    assert np.array_equal(codes[:100], expected)

@@ -1,6 +1,7 @@
 """SASRec: its loss against float64 NumPy, causality, padding, determinism, and what it learns on planted data."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -154,6 +155,42 @@ def test_without_validation_all_epochs_count_and_tiny_data_works():
     assert (facts["best_epoch"], len(facts["log"])) == (3, 3)
 
 
-def test_a_loss_that_is_no_number_stops_the_training():
-    with pytest.raises(ValueError, match="smaller sasrec_learning_rate than 1e\\+30"):
-        fit(markov(30, 3), [], np.array([]), 60, width=8, learning_rate=1e30, batch_size=8, epochs=5)
+@pytest.mark.parametrize(
+    ("batch_size", "epochs", "match"),
+    [
+        (
+            8,
+            5,
+            r"the loss of SASRec became (nan|inf) at step 2 \(epoch 1, batch 2 of 4\): lower sasrec_learning_rate=1e",
+        ),
+        # one step: its loss is from before it
+        (
+            30,
+            1,
+            r"the loss of SASRec after the step became (nan|inf) at step 1 \(epoch 1, batch 1 of 1\): lower sasrec",
+        ),
+    ],
+)
+def test_a_loss_that_is_no_number_stops_the_training(batch_size, epochs, match):
+    with pytest.raises(ValueError, match=match):
+        fit(markov(30, 3), [], np.array([]), 60, width=8, learning_rate=1e30, batch_size=batch_size, epochs=epochs)
+
+
+def test_a_late_failure_says_how_to_have_the_best_model_before_it(monkeypatch):
+    sequences, whole, steps = markov(30, 3), sasrec.next_item_loss, 0
+    settings = {"width": 8, "batch_size": 8}
+    last = np.array([s[-1] for s in sequences])
+
+    def spoilt(model, items_BT):
+        nonlocal steps
+        steps += model.training
+        return whole(model, items_BT) * (np.nan if steps > 13 else 1.0)
+
+    monkeypatch.setattr(sasrec, "next_item_loss", spoilt)
+    training = [s[:-1] for s in sequences]
+    with pytest.raises(ValueError, match=r"at step 14 \(epoch 4, batch 2 of 4\)") as failed:
+        fit(training, training, last, 60, epochs=9, **settings)
+    monkeypatch.undo()
+    epoch, epochs = re.search(r"of epoch (\d) with sasrec_epochs=(\d)", str(failed.value)).groups()
+    _, facts = fit(training, training, last, 60, epochs=int(epochs), **settings)
+    assert facts["best_epoch"] == int(epoch)

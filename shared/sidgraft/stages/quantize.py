@@ -18,6 +18,7 @@ from sidgraft import artifacts, continuity, quality, quantizers, residual, rqvae
 from sidgraft.bundles import Bundle, open_version
 from sidgraft.checks import not_negative, one_of, positive, widths
 from sidgraft.continuity import Issued
+from sidgraft.devices import device
 from sidgraft.embeddings import in_item_order
 from sidgraft.quantizers import Quantizer
 from sidgraft.vectors import Vectors, sample_rows
@@ -56,7 +57,8 @@ def quantize(
 
     The embeddings are read in batches. With fit=sampled memory holds 256 vectors a code, whatever the catalog, and
     under 200 bytes an item for ids, codes and figures; the other fits hold all vectors once as float32, an RQ-VAE up to
-    four times. PCA is fitted to, and neighbours are looked for among, at most 50,000 items, drawn by the seed.
+    four times. PCA is fitted to, and neighbours are looked for among, at most 50,000 items, drawn by the seed. An
+    RQ-VAE trains on the GPU where there is one; codes are computed on the CPU, exactly.
 
     Args:
         item_embeddings: Directory of the item_embeddings artifact.
@@ -149,7 +151,7 @@ def quantize(
             "tolerance": tolerance,
         }
         reduced_Nd = reduced.take(np.arange(reduced.items))
-        network, record = rqvae.fit(reduced_Nd, sizes, **settings, seed=seed)
+        network, record = rqvae.fit(reduced_Nd, sizes, **settings, seed=seed, device=device())
         codes_NL, lengths_NM = network.encode(reduced_Nd)
         lengths_NL = rqvae.relative_lengths(lengths_NM)
         codebooks = [book_KC.detach().numpy() for book_KC in network.codebooks]
