@@ -27,10 +27,12 @@ def transport(
     """
     if not epsilon >= 0.005:
         raise ValueError(f"epsilon={epsilon} of Sinkhorn-Knopp, expected 0.005 or more.")
-    rest_BK = costs_BK.double()
-    rest_BK = rest_BK - rest_BK.amin(1, keepdim=True)
-    rest_BK = rest_BK - rest_BK.amin(0, keepdim=True)  # every row and every column now has a zero
-    kernel_BK = torch.exp(-rest_BK / (epsilon * rest_BK.max().clamp(min=1e-30)))
+    # in place: a batch of 2048 over 8192 codes is 134 MB, and filling it anew each time costs up to a third more
+    rest_BK = costs_BK.to(torch.float64, copy=True)
+    rest_BK -= rest_BK.amin(1, keepdim=True)
+    rest_BK -= rest_BK.amin(0, keepdim=True)  # every row and every column now has a zero
+    largest = rest_BK.max().clamp(min=1e-30)
+    kernel_BK = rest_BK.neg_().div_(epsilon * largest).exp_()
     share = kernel_BK.shape[0] / kernel_BK.shape[1]
     of_column_K = kernel_BK.new_ones(kernel_BK.shape[1])
     for _ in range(iterations):
@@ -40,7 +42,7 @@ def transport(
             break
         of_column_K = share / sums_K
     of_row_B = 1 / (kernel_BK @ of_column_K)
-    return of_row_B[:, None] * kernel_BK * of_column_K
+    return kernel_BK.mul_(of_row_B[:, None]).mul_(of_column_K)
 
 
 def balanced(costs_BK: torch.Tensor) -> torch.Tensor:

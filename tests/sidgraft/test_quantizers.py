@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sidgraft import kmeans, quality, quantizers, residual
+from sidgraft import kmeans, quality, quantizers, residual, sinkhorn
 from sidgraft.quantizers import Quantizer
 
 
@@ -341,6 +341,62 @@ def test_balanced_fit_uses_codes_more_equally():
         _, codes, _ = residual.fit_residual(x, [16], fit=fit, steps=60, batch_size=256, seed=1)
         entropies[fit] = quality.code_use(np.bincount(codes[:, 0], minlength=16))[1]
     assert entropies["balanced"] > entropies["minibatch"] + 1
+
+
+def test_balanced_batches_have_equal_shares_at_every_level(monkeypatch):
+    """48, 32 and 24 codes, most points in one crowd: the plans' marginals, the codes of them, and the final codes."""
+    rng = np.random.default_rng(3)
+    crowd = 0.1 * rng.standard_normal((900, 12)) + np.eye(12)[0]
+    x = np.concatenate([crowd, rng.standard_normal((600, 12))]).astype(np.float32)
+    sizes, seen = [48, 32, 24], []
+    whole = sinkhorn.balanced
+
+    def watched(costs_BK):
+        seen.append((costs_BK.double().numpy(), sinkhorn.transport(costs_BK).numpy(), codes_B := whole(costs_BK)))
+        return codes_B
+
+    monkeypatch.setattr(sinkhorn, "balanced", watched)
+    settings = {"steps": 40, "batch_size": 480, "seed": 2}
+    books, codes, _ = residual.fit_residual(x, sizes, fit="balanced", **settings)
+    assert [costs.shape for costs, _, _ in seen] == [(480, size) for size in sizes for _ in range(40)]
+    off = {size: [] for size in sizes}
+    for costs, plan, given in seen:
+        share = 480 / costs.shape[1]
+        np.testing.assert_allclose(plan.sum(axis=1), 1, atol=1e-12)
+        assert np.abs(plan.sum(axis=0) / share - 1).mean() < 0.045
+        counts = [np.bincount(c, minlength=costs.shape[1]) for c in (given, costs.argmin(axis=1))]
+        off[costs.shape[1]].append([np.abs(c / share - 1).mean() for c in counts])
+    for size in sizes:  # shares of whole points: the nearest centroids' are further off, and furthest at the start
+        given, nearest = np.array(off[size]).T
+        assert given.max() < 0.3
+        assert given.mean() < 0.4 * nearest.mean()
+    # the codes of the items are those of the nearest centroids all the same, and used more equally for it
+    assert np.array_equal(codes, encode_plainly(x, books)[0])
+    _, plain, _ = residual.fit_residual(x, sizes, fit="minibatch", **settings)
+    use, of_plain = (
+        [quality.code_use(np.bincount(c[:, level], minlength=size))[1] for level, size in enumerate(sizes)]
+        for c in (codes, plain)
+    )
+    assert use[0] > 1.3 * of_plain[0]  # the crowd is gone from there on: plain k-means uses what is left equally, too
+    assert np.all(np.array(use[1:]) > 0.98 * np.array(sizes[1:]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fit", ["minibatch", "balanced"])
+def test_8192_codes_are_fitted_used_and_assigned_exactly(fit):
+    """It takes 4 and 10 seconds of one core; a balanced step over so many codes takes one and a half."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2000, 16))[rng.integers(2000, size=20_000)] + 0.5 * rng.standard_normal((20_000, 16))
+    x = x.astype(np.float32)
+    books, codes, _ = residual.fit_residual(x, [8192, 64], fit=fit, steps=4, batch_size=2048)
+    use = [quality.code_use(np.bincount(codes[:, level], minlength=size)) for level, size in enumerate((8192, 64))]
+    assert use[0][0] > 0.98
+    assert use[0][1] > 6000  # of 8192, of 20,000 items
+    assert use[1][0] == 1.0
+    _, bucket, counts = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
+    assert (counts[bucket] > 1).mean() < 0.05
+    assert np.array_equal(residual.encode(x, books), codes)
+    assert np.array_equal(encode_plainly(x[:100], books)[0], codes[:100])
 
 
 def test_pca_against_scikit_learn():

@@ -63,7 +63,9 @@ def test_the_defaults_stop_where_all_columns_are_within_the_tolerance():
 def test_offsets_of_rows_do_not_matter_and_float32_is_taken():
     c = torch.from_numpy(costs())
     moved = c + torch.arange(60)[:, None] * 7.0
+    given = moved.clone()
     torch.testing.assert_close(sinkhorn.transport(moved), sinkhorn.transport(c))
+    assert torch.equal(moved, given)  # the work is done in place, but not in the place of the costs
     assert sinkhorn.transport(c.float()).dtype == torch.float64
 
 
