@@ -16,16 +16,43 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 def check(mode: str, strategy: str) -> None:
-    """Raise ValueError where a mode's packages are missing, or it cannot train by this strategy."""
+    """Raise ValueError where the package that makes adapters is missing, or a mode cannot train by this strategy."""
     if mode != "full":
-        _import("peft", mode, "lora")
-    if mode == "qlora":
-        _import("bitsandbytes", mode, "qlora")
-        if strategy.startswith("zero"):
+        try:
+            import peft  # noqa: F401
+        except ImportError as error:
             raise ValueError(
-                f"mode=qlora and strategy={strategy} do not go together: DeepSpeed cannot shard 4-bit weights. Use"
-                " strategy=ddp, or mode=lora."
-            )
+                f"mode={mode} needs peft, which cannot be imported here ({error}): run `pip install 'sidgraft[lora]'`."
+            ) from error
+    if mode == "qlora" and strategy.startswith("zero"):
+        raise ValueError(
+            f"mode=qlora and strategy={strategy} do not go together: DeepSpeed cannot shard 4-bit weights. Use"
+            " strategy=ddp, or mode=lora."
+        )
+
+
+def possible(mode: str, dtype: torch.dtype, device: torch.device) -> tuple[str, str]:
+    """The mode that this machine can train in, and why it is not the given one (empty where it is).
+
+    qlora becomes lora, the same adapters over frozen weights in ``dtype``, where a small 4-bit layer of bitsandbytes
+    does not compute on ``device`` or pass a gradient: a build may import and have no kernels for the machine.
+    """
+    if mode != "qlora":
+        return mode, ""
+    inputs = torch.ones(2, 64, dtype=dtype, device=device, requires_grad=True)
+    try:
+        small = _in_four_bits(torch.nn.Linear(64, 64, device=device), dtype)
+        small(inputs).sum().backward()
+    except torch.OutOfMemoryError:  # says nothing of the kernels
+        raise
+    except Exception as error:  # of many kinds: the package is missing, or its binary does not fit the machine
+        precision = str(dtype).removeprefix("torch.")
+        return "lora", (
+            f"mode=qlora cannot train here, because bitsandbytes has no 4-bit layers for {device.type}"
+            f" ({_first_line(error)}): training the same adapters by mode=lora, over frozen weights in {precision},"
+            " which take more memory. For 4 bits: `pip install 'sidgraft[qlora]'`, on a machine that it supports."
+        )
+    return mode, ""
 
 
 def adapt(model: Any, mode: str, *, rank: int, alpha: float, dropout: float, dtype: torch.dtype, seed: int) -> None:
@@ -83,7 +110,12 @@ def _shrink(model: Any, name: str, mode: str, dtype: torch.dtype) -> None:
     linear = model.get_submodule(name)
     if mode == "lora":
         linear.to(dtype)
-        return
+    else:
+        model.set_submodule(name, _in_four_bits(linear, dtype))
+
+
+def _in_four_bits(linear: torch.nn.Linear, dtype: torch.dtype) -> torch.nn.Module:
+    """A frozen layer of the same weights in 4 bits, its products in ``dtype``."""
     import bitsandbytes.nn
 
     nn: Any = bitsandbytes.nn
@@ -95,15 +127,8 @@ def _shrink(model: Any, name: str, mode: str, dtype: torch.dtype) -> None:
         small.bias = linear.bias
     # On CPUs it would repack the weights in place for a bfloat16 kernel when it first decodes.
     small.support_avx512bf16_for_cpu = False
-    model.set_submodule(name, small.to(linear.weight.device))  # moving quantizes
+    return small.to(linear.weight.device)  # moving quantizes
 
 
-def _import(package: str, mode: str, extra: str) -> None:
-    try:
-        __import__(package)
-    except Exception as error:  # bitsandbytes raises many kinds where its binary does not fit the machine
-        advice = "" if mode == "lora" else " Or use mode=lora: the same adapters over bfloat16 or float32 weights."
-        raise ValueError(
-            f"mode={mode} needs {package}, which cannot be imported here ({error}): run"
-            f" `pip install 'sidgraft[{extra}]'`.{advice}"
-        ) from error
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")

@@ -87,14 +87,74 @@ def test_a_model_without_the_projections_is_refused():
         adapters.adapt(model, "lora", **FLOAT32)
 
 
-def test_without_bitsandbytes_the_message_says_to_use_lora(monkeypatch):
+def no_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ValueError, match=r"sidgraft\[qlora\].*use mode=lora"):
-        adapters.check("qlora", "none")
-    adapters.check("lora", "none")
+    return "import of bitsandbytes"
+
+
+def no_kernel_that_quantizes(monkeypatch):
+    functional = pytest.importorskip("bitsandbytes.functional")
+    monkeypatch.setattr(functional, "quantize_4bit", refuse("no kernel here.\nIts second line."))
+    return "no kernel here)"
+
+
+def no_kernel_that_computes(monkeypatch):
+    nn = pytest.importorskip("bitsandbytes.nn")
+    monkeypatch.setattr(nn.Linear4bit, "forward", refuse("cannot multiply"))
+    return "cannot multiply"
+
+
+def no_kernel_for_gradients(monkeypatch):
+    functions = pytest.importorskip("bitsandbytes.autograd._functions")
+    monkeypatch.setattr(functions.MatMul4Bit, "backward", staticmethod(refuse("no way back")))
+    return "no way back"
+
+
+def refuse(text):
+    def fail(*_, **__):
+        raise NotImplementedError(text)
+
+    return fail
+
+
+WITHOUT = [no_package, no_kernel_that_quantizes, no_kernel_that_computes, no_kernel_for_gradients]
+
+
+@pytest.mark.parametrize("missing", WITHOUT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_four_bit_layers_qlora_becomes_lora_and_says_why(monkeypatch, missing, dtype):
+    cause = missing(monkeypatch)
+    adapters.check("qlora", "none")
+    mode, why = adapters.possible("qlora", dtype, torch.device("cpu"))
+    assert mode == "lora"
+    for text in ("mode=qlora cannot train here", "for cpu", cause, "mode=lora", str(dtype)[6:], "sidgraft[qlora]"):
+        assert text in why
+
+
+def test_with_four_bit_layers_every_mode_stays_what_it_is():
+    pytest.importorskip("bitsandbytes")
+    for mode in adapters.MODES:
+        assert adapters.possible(mode, torch.bfloat16, torch.device("cpu")) == (mode, "")
+
+
+def test_a_full_memory_says_nothing_of_the_kernels(monkeypatch):
+    functional = pytest.importorskip("bitsandbytes.functional")
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(functional, "quantize_4bit", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        adapters.possible("qlora", torch.float32, torch.device("cpu"))
+
+
+def test_without_peft_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match=r"mode=lora needs peft.*sidgraft\[lora\]"):
+        adapters.check("lora", "none")
+    adapters.check("full", "none")
 
 
 def test_four_bit_weights_cannot_be_sharded():
-    pytest.importorskip("bitsandbytes")
     with pytest.raises(ValueError, match="do not go together"):
         adapters.check("qlora", "zero3")

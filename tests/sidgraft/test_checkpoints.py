@@ -38,8 +38,18 @@ def break_off(monkeypatch, step, error):
     monkeypatch.setattr(training.ShowProgress, "on_log", on_log)
 
 
-@pytest.mark.parametrize("given", [{}, {"mode": "lora"}, {"mode": "lora", "tokens_at_once": 250}])
+GIVEN = [
+    {},
+    {"mode": "lora"},
+    {"mode": "lora", "tokens_at_once": 250},
+    {"mode": "qlora", "precision": "bfloat16"},
+]
+
+
+@pytest.mark.parametrize("given", GIVEN)
 def test_a_run_that_broke_off_goes_on_to_the_same_bits(shop, tmp_path, monkeypatch, given):
+    if given.get("mode") == "qlora":
+        pytest.importorskip("bitsandbytes")
     every = given | {"checkpoints": str(tmp_path / "checkpoints"), "checkpoint_minutes": 0.0}
     run(shop, tmp_path / "whole", **given)
     with monkeypatch.context() as patch:
@@ -101,7 +111,7 @@ def test_at_a_number_that_is_none_it_stops_by_step_and_batch_and_keeps_the_last_
     assert all(w.isfinite().all() for w in load_file(kept / "model.safetensors").values())
 
 
-@pytest.mark.parametrize("other", ["base model", "vocabulary", "processes"])
+@pytest.mark.parametrize("other", ["base model", "vocabulary", "processes", "mode"])
 def test_a_checkpoint_made_for_something_else_is_refused(shop, tmp_path, other):
     """Each differs alone: rows of one vocabulary for another model, or of the same model for more codes."""
     catalog, vectors, ids = shop["catalog"], shop["item_embeddings"], shop["semantic_ids"]
@@ -115,8 +125,10 @@ def test_a_checkpoint_made_for_something_else_is_refused(shop, tmp_path, other):
         quantize(vectors, more, levels=2, codebook_size=5, dedup_size=16, fit="lloyd")
         ids = more
     expand(ids, catalog, vectors, rows, base_model=base if other == "base model" else "tiny")
-    there = made_for(artifacts.load(rows, "token_rows/v1")) | {"processes": 1 + (other == "processes")}
-    facts = made_for(artifacts.load(shop["token_rows"], "token_rows/v1")) | {"processes": 1}
+    run = {"processes": 1, "mode": "full"}
+    elsewhere = {"processes": 1 + (other == "processes"), "mode": "lora" if other == "mode" else "full"}
+    there = made_for(artifacts.load(rows, "token_rows/v1")) | elsewhere
+    facts = made_for(artifacts.load(shop["token_rows"], "token_rows/v1")) | run
     assert [name for name in facts if facts[name] != there[name]] == [other]
     work = tmp_path / "work"
     (work / "checkpoint-5").mkdir(parents=True)

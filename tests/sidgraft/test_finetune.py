@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from sidgraft import artifacts, training, validation
+from sidgraft.models import load_base_model
 from sidgraft.stages.baselines import baselines
 from sidgraft.stages.evaluate import evaluate
 from sidgraft.stages.finetune import finetune
@@ -153,6 +154,40 @@ def test_recomputing_activations_runs_each_layer_twice_and_changes_no_result(sho
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-6)
+
+
+def test_without_four_bit_layers_qlora_trains_as_lora_and_console_and_artifact_say_so(
+    shop, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    made = {}
+    for mode in ("lora", "qlora"):
+        made[mode] = run(shop, tmp_path / mode, mode=mode, epochs=1, precision="bfloat16")
+        said = capsys.readouterr().err
+        assert ("mode=qlora cannot train here" in said) == (mode == "qlora")
+    assert "over frozen weights in bfloat16" in said
+    one, other = (load_file(tmp_path / mode / "model.safetensors") for mode in made)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert made["lora"]["mode"] == made["qlora"]["mode"] == "lora"
+    written = artifacts.load(tmp_path / "qlora", "model/v1")
+    assert written.arguments["mode"] == "qlora"
+    assert written.metadata["why_this_mode"] in said
+    assert "why_this_mode" not in made["lora"]
+
+
+def test_with_four_bit_layers_qlora_trains_over_them(shop, tmp_path, capsys):
+    functional = pytest.importorskip("bitsandbytes.functional")
+    settings = {"mode": "qlora", "epochs": 1, "precision": "bfloat16", "learning_rate": 1e-12}
+    summary = run(shop, tmp_path / "model", **settings)
+    assert (summary["mode"], "why_this_mode" in summary) == ("qlora", False)
+    assert "cannot train here" not in capsys.readouterr().err
+    # With next to no step what is merged is the base model in 4 bits.
+    name = "model.layers.0.mlp.up_proj.weight"
+    base = load_base_model("tiny").state_dict()[name]
+    small, state = functional.quantize_4bit(base, compress_statistics=True, quant_type="nf4")
+    merged = load_file(tmp_path / "model" / "model.safetensors")[name]
+    torch.testing.assert_close(merged, functional.dequantize_4bit(small, state), rtol=0, atol=1e-6)
+    assert (merged - base).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("mode", ["full", "lora"])

@@ -105,8 +105,9 @@ def finetune(
         gradient_checkpointing: Recompute activations in the backward pass: less memory, more time.
         seed: Seed of the data order and of dropout.
         mode: full trains all weights; lora trains adapters on the seven projections, the embedding and the head,
-            over frozen weights in the given precision; qlora the same over 4-bit weights. The model that is
-            written is always a plain one, adapters merged.
+            over frozen weights in the given precision; qlora the same over 4-bit weights, and where this machine
+            has no 4-bit layers it is lora, which the console and the artifact then say. The model that is written is
+            always a plain one, adapters merged.
         lora_rank: Rank of the adapters.
         lora_alpha: The adapters' update is scaled by this over the rank.
         lora_dropout: Dropout before the adapters.
@@ -167,9 +168,12 @@ def finetune(
 
         autocast = DTYPES[precision]
         model, tokenizer, vocabulary = load_grafted(inputs["token_rows"], DTYPES["float32"], rows_epoch)
-        if mode != "full":
+        trained_mode, why = adapters.possible(mode, autocast, model.device)
+        if why:
+            say(why)
+        if trained_mode != "full":
             adapters.adapt(
-                model, mode, rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, dtype=autocast, seed=seed
+                model, trained_mode, rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, dtype=autocast, seed=seed
             )
         supervise(model)
         tokens_NS = vocabulary.item_tokens(data.codes_NL)
@@ -203,7 +207,7 @@ def finetune(
             best=work / "best",
             grounding_epochs=mixture.grounding_epochs,
         )
-        facts = made_for(inputs["token_rows"]) | {"processes": distributed.world()}
+        facts = made_for(inputs["token_rows"]) | {"processes": distributed.world(), "mode": trained_mode}
         saved = Checkpoints(work, facts, checkpoint_minutes, remote_place(checkpoints, work.name))
         progress = ShowProgress("finetune", tokens / len(mixture) * min(batch_size, len(mixture)))
         trainer = GraftTrainer(
@@ -248,7 +252,8 @@ def finetune(
             steps = {"grounding_steps": figures.pop("grounding_steps"), "steps": trainer.state.global_step}
             write_training(draft.path, {"log": logged(trainer.state), **figures}, work)
             counts = {"users": len(data.histories), "samples": len(mixture), "tokens": tokens}
-            draft.metadata.update(counts | steps | {"validation_users": len(data.users)} | figures)
+            trained = {"mode": trained_mode} | ({"why_this_mode": why} if why else {})
+            draft.metadata.update(counts | steps | {"validation_users": len(data.users)} | figures | trained)
             return dict(draft.metadata)
 
 
