@@ -24,6 +24,7 @@ def ground(
     keep_epochs: str = "",
     precision: str = "bfloat16",
     seed: int = 0,
+    processes: int = 1,
     checkpoints: str = "",
     checkpoint_minutes: float = 10.0,
     report_to: str = "none",

@@ -71,15 +71,20 @@ def join() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+def on_this_machine(processes: int) -> int:
+    """How many processes ``processes`` asks for here: 0 stands for one for every visible GPU, or one without any."""
+    return processes or max(torch.cuda.device_count(), 1)
+
+
 def launch(stage: str, arguments: Mapping[str, Any], processes: int) -> None:
-    """Run a stage's command in ``processes`` processes on this machine (0: one for every visible GPU).
+    """Run a stage's command in several processes on this machine (as many as `on_this_machine` says).
 
     Raises ValueError with the stage's own message when it refuses its input, RuntimeError when a process dies.
     """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    count = processes or max(torch.cuda.device_count(), 1)
+    count = on_this_machine(processes)
     command = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={count}", "-m", "sidgraft.cli", stage]
     environment = dict(os.environ)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(torch.get_num_threads() // count, 1)))

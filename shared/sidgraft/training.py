@@ -188,6 +188,19 @@ def _hidden(
 class PartsTrainer(Trainer):
     """A Trainer that runs a step in the parts that `pack_step` makes of it: memory holds one part's activations."""
 
+    def get_train_dataloader(self) -> DataLoader:
+        """Hand the whole batch of a step to every process, whose `pack_step` takes a share of it.
+
+        Dealt out by accelerate, the last batch of an epoch would be filled up with samples seen before, and no
+        process would know how many targets the others have. (The Trainer sets a sampler that knows of processes
+        to pass all on in the same way.)
+        """
+        loader = super().get_train_dataloader()
+        if self.args.world_size > 1:
+            sharding: Any = loader.batch_sampler
+            sharding.num_processes, sharding.process_index, sharding.even_batches = 1, 0, False
+        return loader
+
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
@@ -211,19 +224,6 @@ class PartsTrainer(Trainer):
 
 class GraftTrainer(PartsTrainer):
     """A trainer whose loss at the supervised positions comes from `supervise`'s head; batches by `pack_step`."""
-
-    def get_train_dataloader(self) -> DataLoader:
-        """Hand the whole batch of a step to every process, whose `pack_step` takes a share of it.
-
-        Dealt out by accelerate, the last batch of an epoch would be filled up with samples seen before, and no
-        process would know how many targets the others have. (The Trainer sets a sampler that knows of processes
-        to pass all on in the same way.)
-        """
-        loader = super().get_train_dataloader()
-        if self.args.world_size > 1:
-            sharding: Any = loader.batch_sampler
-            sharding.num_processes, sharding.process_index, sharding.even_batches = 1, 0, False
-        return loader
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -332,17 +332,20 @@ class ShowProgress(TrainerCallback):
 
 
 class KeepRows(TrainerCallback):
-    """Keep the rows at the end of given epochs (0: before the first), for a depth sweep out of one run."""
+    """Keep the rows at the end of given epochs (0: before the first), for a depth sweep out of one run.
+
+    Of several processes, which all hold the same rows, the first writes them.
+    """
 
     def __init__(self, epochs: list[int], directory: Path) -> None:
         self.epochs, self.directory = epochs, directory
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if state.global_step == 0 and 0 in self.epochs:
+        if state.global_step == 0 and 0 in self.epochs and state.is_world_process_zero:
             save_file(model.new_rows(), self.directory / "rows-epoch-0.safetensors")
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if state.epoch in self.epochs:
+        if state.epoch in self.epochs and state.is_world_process_zero:
             save_file(model.new_rows(), self.directory / f"rows-epoch-{round(state.epoch)}.safetensors")
 
 

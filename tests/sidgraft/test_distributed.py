@@ -17,6 +17,7 @@ from test_training import make, some_samples
 from sidgraft import distributed
 from sidgraft.prompts import Sample
 from sidgraft.stages.finetune import finetune
+from sidgraft.stages.ground import ground
 from sidgraft.training import GraftTrainer, arguments, pack, pack_step, supervise
 
 INPUTS = ("token_rows", "catalog", "semantic_ids", "interactions")
@@ -42,46 +43,114 @@ def test_two_processes_give_the_curve_and_the_weights_of_one(shop, alone, tmp_pa
     if strategy != "ddp":
         pytest.importorskip("deepspeed")
     run(shop, tmp_path / "model", strategy=strategy, processes=2, tokens_at_once=tokens)
-    logs = [json.loads((folder / "training.json").read_text())["log"] for folder in (alone, tmp_path / "model")]
-    assert [row.get("step") for row in logs[0]] == [row.get("step") for row in logs[1]]
-    for figure in ("loss", "grad_norm", "recall@5", "learning_rate"):
-        one, two = ([row[figure] for row in log if figure in row] for log in logs)
-        np.testing.assert_allclose(two, one, rtol=1e-4, err_msg=figure)
-    weights = [load_file(folder / "model.safetensors") for folder in (alone, tmp_path / "model")]
-    assert weights[0].keys() == weights[1].keys()
-    for name, tensor in weights[0].items():
-        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-4, msg=name)
+    same_curve_and_weights(alone, tmp_path / "model", ("loss", "grad_norm", "recall@5", "learning_rate"))
     assert not list(tmp_path.glob(".*"))
 
 
+def same_curve_and_weights(one, two, figures, weights="model.safetensors"):
+    logs = [json.loads((folder / "training.json").read_text())["log"] for folder in (one, two)]
+    assert [row.get("step") for row in logs[0]] == [row.get("step") for row in logs[1]]
+    for figure in figures:
+        curves = [[row[figure] for row in log if figure in row] for log in logs]
+        assert curves[0]
+        np.testing.assert_allclose(curves[1], curves[0], rtol=1e-4, err_msg=figure)
+    tensors = [load_file(folder / weights) for folder in (one, two)]
+    assert tensors[0].keys() == tensors[1].keys()
+    for name, tensor in tensors[0].items():
+        torch.testing.assert_close(tensors[1][name], tensor, rtol=0, atol=1e-4, msg=name)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_two_processes_killed_in_the_middle_of_an_epoch_go_on_to_the_same_bits(shop, tmp_path, strategy):
+def test_two_processes_over_four_bit_weights_give_the_curve_and_the_weights_of_one(shop, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    given = {"mode": "qlora", "lora_dropout": 0.0}  # dropout draws other masks in each process
+    for name, spread in (("one", {}), ("two", {"strategy": "ddp", "processes": 2})):
+        summary = run(shop, tmp_path / name, **given, **spread)
+        assert summary["mode"] == "qlora"
+    same_curve_and_weights(tmp_path / "one", tmp_path / "two", ("loss", "grad_norm", "recall@5"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "mode"), [("ddp", "lora"), ("ddp", "qlora"), ("zero2", "full"), ("zero3", "lora")]
+)
+def test_two_processes_killed_in_the_middle_of_an_epoch_go_on_to_the_same_bits(shop, tmp_path, strategy, mode):
     if strategy != "ddp":
         pytest.importorskip("deepspeed")
+    if mode == "qlora":
+        pytest.importorskip("bitsandbytes")
     # Two thirds of the steps come after the kill, so that on a busy machine, too, it comes before the end.
-    many = {"mode": "lora", "strategy": strategy, "processes": 2, "epochs": 4, "patience": 4}
+    many = {"mode": mode, "strategy": strategy, "processes": 2, "epochs": 4, "patience": 4}
     run(shop, tmp_path / "whole", **many)
     every = many | {"checkpoints": str(tmp_path / "checkpoints"), "checkpoint_minutes": 0.0}
     inputs = {name: shop[name] for name in INPUTS} | {"out": str(tmp_path / "out")}
-    code = f"from sidgraft.stages.finetune import finetune\nfinetune(**{SETTINGS | inputs | every!r})"
+    kill_at_a_checkpoint("finetune", SETTINGS | inputs | every, step=8)
+    assert not (tmp_path / "out").exists()
+    run(shop, tmp_path / "out", **every)
+    same_bits(tmp_path / "whole", tmp_path / "out")
+
+
+def kill_at_a_checkpoint(stage, arguments, *, step):
+    """Start a stage, kill it alone by SIGKILL once it has the checkpoint of a step, and see its processes end."""
+    code = f"from sidgraft.stages.{stage} import {stage}\n{stage}(**{arguments!r})"
     process = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "checkpoints").glob("*/checkpoint-8/whole.json")) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 300
+    wanted = f"*/checkpoint-{step}/whole.json"
+    while not list(Path(arguments["checkpoints"]).glob(wanted)):
         assert process.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.005)
     workers = children(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert len(workers) == 2
+    deadline = time.monotonic() + 60
     while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.01)  # they end with it: none goes on writing checkpoints
-    assert not (tmp_path / "out").exists()
-    run(shop, tmp_path / "out", **every)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    logs = [json.loads((tmp_path / name / "training.json").read_text())["log"] for name in ("whole", "out")]
+
+
+def same_bits(one, two, weights="model.safetensors"):
+    tensors = [load_file(folder / weights) for folder in (one, two)]
+    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+    logs = [json.loads((folder / "training.json").read_text())["log"] for folder in (one, two)]
     assert logs[0] == logs[1]
+
+
+# Of ground: 21 steps an epoch, the last of 4 sequences; the two processes have different numbers of parts in a step.
+GROUNDING = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 7, "precision": "float32", "tokens_at_once": 300}
+
+
+def run_ground(shop, out, **settings):
+    return ground(**{name: shop[name] for name in INPUTS}, out=str(out), **(GROUNDING | settings))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("corpus", ["gti", "cpt"])
+def test_two_processes_ground_to_the_curve_and_the_rows_of_one(shop, tmp_path, corpus):
+    figures = {}
+    for name, processes in (("one", 1), ("two", 2)):
+        figures[name] = run_ground(shop, tmp_path / name, corpus=corpus, keep_epochs="0,1", processes=processes)
+    for figure, value in figures["one"].items():
+        assert figures["two"][figure] == (pytest.approx(value, rel=1e-4) if "loss" in figure else value)
+    for rows in ("rows.safetensors", "rows-epoch-0.safetensors", "rows-epoch-1.safetensors"):
+        same_curve_and_weights(tmp_path / "one", tmp_path / "two", ("loss", "grad_norm", "learning_rate"), rows)
+    moved = load_file(tmp_path / "two" / "rows.safetensors")["rows"]
+    assert (moved - load_file(Path(shop["token_rows"]) / "rows.safetensors")["rows"]).abs().max() > 1e-2
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.slow
+def test_two_processes_of_ground_that_were_killed_go_on_to_the_same_bits(shop, tmp_path):
+    many = {"processes": 2, "epochs": 3, "keep_epochs": "1,3"}
+    run_ground(shop, tmp_path / "whole", **many)
+    every = many | {"checkpoints": str(tmp_path / "checkpoints"), "checkpoint_minutes": 0.0}
+    inputs = {name: shop[name] for name in INPUTS} | {"out": str(tmp_path / "out")}
+    kill_at_a_checkpoint("ground", GROUNDING | inputs | every, step=24)
+    assert not (tmp_path / "out").exists()
+    run_ground(shop, tmp_path / "out", **every)
+    for rows in ("rows.safetensors", "rows-epoch-1.safetensors", "rows-epoch-3.safetensors"):
+        same_bits(tmp_path / "whole", tmp_path / "out", rows)
+    assert not list((tmp_path / "checkpoints").glob("*/*"))
 
 
 def children(pid):
@@ -168,6 +237,12 @@ def test_without_deepspeed_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(ValueError, match=r"sidgraft\[deepspeed\].*strategy=ddp"):
         distributed.check("zero2", 2)
+
+
+def test_no_number_of_processes_stands_for_the_visible_gpus(monkeypatch):
+    for gpus, expected in ((0, 1), (1, 1), (8, 8)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert (distributed.on_this_machine(0), distributed.on_this_machine(2)) == (expected, 2)
 
 
 def test_only_torchrun_makes_a_process_one_of_many(monkeypatch):

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from safetensors.torch import save_file
 
-from sidgraft import artifacts, checks, corpora
+from sidgraft import artifacts, checks, corpora, distributed
 from sidgraft.checkpoints import Checkpoints, remote_place, working_directory
 from sidgraft.models import load_grafted, load_rows, made_for
 from sidgraft.objectives import check_on_queries
@@ -53,6 +53,7 @@ def ground(
     keep_epochs: str = "",
     precision: str = "bfloat16",
     seed: int = 0,
+    processes: int = 1,
     checkpoints: str = "",
     checkpoint_minutes: float = 10.0,
     report_to: str = "none",
@@ -77,6 +78,8 @@ def ground(
         keep_epochs: Epochs, comma-separated, whose rows are kept beside the last ones, for a depth sweep.
         precision: bfloat16 or float32, of the frozen model; the rows are always float32.
         seed: Seed of the data order.
+        processes: Processes on this machine that share the sequences of every step; each holds the whole model. 0
+            starts one for every visible GPU.
         checkpoints: Directory for resumable checkpoints, or a place on s3://; empty makes none.
         checkpoint_minutes: Minutes between checkpoints; there is one after each epoch, too.
         report_to: Where to log the curves while they grow: none, tensorboard (the events end up in the artifact's
@@ -92,6 +95,7 @@ def ground(
             "semantic_ids",
             "interactions",
             "out",
+            "processes",
             "checkpoints",
             "checkpoint_minutes",
             "report_to",
@@ -100,7 +104,7 @@ def ground(
     check_report_to(report_to)
     checks.one_of("corpus", corpus, CORPORA)
     dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
-    checks.not_negative(max_steps=max_steps, tokens_at_once=tokens_at_once)
+    checks.not_negative(max_steps=max_steps, tokens_at_once=tokens_at_once, processes=processes)
     checks.positive(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size, max_length=max_length)
     kept = checks.whole_numbers("keep_epochs", keep_epochs)
     if kept and not 0 <= kept[0] <= kept[-1] <= epochs:
@@ -113,25 +117,32 @@ def ground(
     }
     if has_queries(inputs["interactions"]):
         check_on_queries("corpus", corpus)
+    distributed.join()
     rows_from = inputs["token_rows"]
-    with (  # the checkpoints go when the artifact stands
-        working_directory(checkpoints, f"ground-{artifacts.run_digest(settings, inputs)}", out) as work,
-        artifacts.create(out, "token_rows/v1", stage="ground", arguments=settings, inputs=inputs) as draft,
-    ):
-        shutil.copytree(rows_from.path / "tokenizer", draft.path / "tokenizer")
-        for name in ("sid_vocabulary.json", "base_model.json"):
-            shutil.copy(rows_from.path / name, draft.path / name)
-        if corpus == "none":
+    creating = {"kind": "token_rows/v1", "stage": "ground", "arguments": settings, "inputs": inputs}
+    if corpus == "none":
+        with artifacts.create(out, **creating) as draft:
+            _copy_vocabulary(rows_from, draft)
             shutil.copy(rows_from.path / "rows.safetensors", draft.path / "rows.safetensors")
             draft.metadata.update(corpus=corpus, steps=0)
             return dict(draft.metadata)
+
+    # The checkpoints go when the artifact stands.
+    with working_directory(checkpoints, f"ground-{artifacts.run_digest(settings, inputs)}", out) as work:
+        if distributed.on_this_machine(processes) > 1 and not distributed.is_launched():
+            paths = {"token_rows": token_rows, "catalog": catalog, "semantic_ids": semantic_ids}
+            places = paths | {"interactions": interactions, "out": out, "checkpoints": checkpoints}
+            command = settings | {"checkpoint_minutes": checkpoint_minutes, "report_to": report_to}
+            distributed.launch("ground", command | places, processes)
+            return dict(artifacts.load(out, "token_rows/v1").metadata)
 
         model, tokenizer, vocabulary = load_grafted(rows_from, dtype)
         samples = _samples(corpus, tokenizer, vocabulary, inputs, max_length)
         grounding = GroundingModel(model, vocabulary, load_rows(rows_from))
         tokens = sum(map(len, samples))
         say(f"grounding on {len(samples)} sequences of {tokens / len(samples):.0f} tokens on average")
-        saved = Checkpoints(work, made_for(rows_from), checkpoint_minutes, remote_place(checkpoints, work.name))
+        facts = made_for(rows_from) | {"processes": distributed.world()}
+        saved = Checkpoints(work, facts, checkpoint_minutes, remote_place(checkpoints, work.name))
         progress = ShowProgress("ground", tokens / len(samples) * min(batch_size, len(samples)))
         trainer = PartsTrainer(
             model=grounding,
@@ -148,26 +159,39 @@ def ground(
                 report_to=report_to,
             ),
             train_dataset=Samples(samples),
-            data_collator=partial(pack_step, tokens_at_once=tokens_at_once),
+            data_collator=partial(
+                pack_step, rank=distributed.rank(), world=distributed.world(), tokens_at_once=tokens_at_once
+            ),
             callbacks=[progress, KeepRows(kept, work)] + ([saved] if checkpoints else []),
         )
         train(trainer, saved.last())
+        if distributed.rank() > 0:
+            return {}
         log = logged(trainer.state)
         tenth = max(len(log) // 10, 1)
         others = {k: v for k, v in load_rows(rows_from).items() if k not in ("rows", "head_rows")}
-        save_file(others | grounding.new_rows(), draft.path / "rows.safetensors")
-        for rows_file in work.glob("rows-epoch-*.safetensors"):
-            shutil.copy(rows_file, draft.path / rows_file.name)
-        write_training(draft.path, {"log": log}, work)
-        draft.metadata.update(
-            corpus=corpus,
-            sequences=len(samples),
-            tokens=tokens,
-            steps=trainer.state.global_step,
-            first_loss=float(np.mean([row["loss"] for row in log[:tenth]])),
-            last_loss=float(np.mean([row["loss"] for row in log[-tenth:]])),
-        )
-        return dict(draft.metadata)
+        with artifacts.create(out, **creating) as draft:
+            _copy_vocabulary(rows_from, draft)
+            save_file(others | grounding.new_rows(), draft.path / "rows.safetensors")
+            for rows_file in work.glob("rows-epoch-*.safetensors"):
+                shutil.copy(rows_file, draft.path / rows_file.name)
+            write_training(draft.path, {"log": log}, work)
+            draft.metadata.update(
+                corpus=corpus,
+                sequences=len(samples),
+                tokens=tokens,
+                steps=trainer.state.global_step,
+                first_loss=float(np.mean([row["loss"] for row in log[:tenth]])),
+                last_loss=float(np.mean([row["loss"] for row in log[-tenth:]])),
+            )
+            return dict(draft.metadata)
+
+
+def _copy_vocabulary(rows_from: artifacts.Artifact, draft: artifacts.Draft) -> None:
+    """Copy what grounding leaves as it is."""
+    shutil.copytree(rows_from.path / "tokenizer", draft.path / "tokenizer")
+    for name in ("sid_vocabulary.json", "base_model.json"):
+        shutil.copy(rows_from.path / name, draft.path / name)
 
 
 def _samples(
