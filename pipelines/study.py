@@ -16,10 +16,12 @@ INPUTS = pipeline_inputs(
             "variants",
             "list[str]",
             ["gaussian", "centroid"],
-            "Variants to compare, each INITIALIZATION[+CORPUS[@EPOCH]][+TASKS], such as gaussian+gti, centroid+cpt@4"
-            " or mean+lc-rec: how the new rows start (see expand), the corpus they are grounded on (see ground; none"
-            " where it is left out), after which epoch of that they are taken (the last where it is left out; one"
-            " grounding serves all), and the tasks of fine-tuning (see finetune; next-item where they are left out).",
+            "Variants to compare, each INITIALIZATION[+CORPUS[@EPOCH][+unfrozen]][+TASKS], such as gaussian+gti,"
+            " centroid+cpt@4, mean+gti+unfrozen or mean+lc-rec: how the new rows start (see expand), the corpus they"
+            " are grounded on (see ground; none where it is left out), after which epoch of that they are taken (the"
+            " last where it is left out; one grounding serves all), whether all weights are then trained on it, too"
+            " (for grounding_epochs of finetune), and the tasks of fine-tuning (see finetune; next-item where they are"
+            " left out).",
         ),
         Parameter("seeds", "list[int]", [0], "Seeds; every variant is trained once with each."),
     ],
@@ -27,7 +29,7 @@ INPUTS = pipeline_inputs(
     | {
         "expand": ("seed", "initialization"),
         "ground": ("seed", "corpus", "keep_epochs"),
-        "finetune": ("seed", "tasks", "rows_epoch"),
+        "finetune": ("seed", "tasks", "rows_epoch", "grounding"),
     },
 )
 
@@ -48,6 +50,6 @@ def study(inputs: Inputs) -> dsl.Artifact:
             start=one.start,
             expand_with={"initialization": one.initialization},
             ground_with={"corpus": one.corpus, "keep_epochs": one.keep_epochs},
-            finetune_with={"tasks": one.tasks, "rows_epoch": one.rows_epoch},
+            finetune_with={"tasks": one.tasks, "rows_epoch": one.rows_epoch, "grounding": one.grounding},
         )
     return report_step(inputs, shared, outputs)

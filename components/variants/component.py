@@ -10,7 +10,8 @@ def variants(variants: list[str], seeds: list[int]) -> list:
     """List the variants of a study, each once a seed.
 
     Args:
-        variants: Names, each INITIALIZATION[+CORPUS[@EPOCH]][+TASKS], such as centroid+cpt@4 or mean+lc-rec.
+        variants: Names, each INITIALIZATION[+CORPUS[@EPOCH][+unfrozen]][+TASKS], such as centroid+cpt@4,
+            mean+gti+unfrozen or mean+lc-rec.
         seeds: Seeds; every variant is trained once with each.
     """
     from sidgraft.variants import plan_variants

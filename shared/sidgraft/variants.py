@@ -1,7 +1,8 @@
 """Variants of a study, times seeds: an initialization, a grounding corpus, tasks of fine-tuning (`mean+gti+lc-rec`).
 
-`centroid+cpt@4` takes the rows after 4 epochs of grounding. All depths of a corpus come from one grounding run: the
-tasks `expand` and `ground` of such variants have the same arguments, so that all but the first are reused.
+`mean+gti+unfrozen` trains all weights on the corpus, too, after the rows alone and before the tasks (GTI's industrial
+recipe). `centroid+cpt@4` takes the rows after 4 epochs of grounding. All depths of a corpus come from one grounding
+run: the tasks `expand` and `ground` of such variants have the same arguments, so that all but the first are reused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from sidgraft.checks import one_of
 
 INITIALIZATIONS = ("mean", "random", "gaussian", "centroid", "centroid-shuffled", "description")
 CORPORA = ("none", *objectives.CORPORA)
+
+UNFROZEN = "unfrozen"
+
+FORM = f"INITIALIZATION[+CORPUS[@EPOCH][+{UNFROZEN}]][+TASKS]"
 
 LAST = -1  # the epoch that stands for the last one
 
@@ -29,12 +34,13 @@ def depth(name: str) -> tuple[str, int] | None:
 def plan_variants(variants: list[str], seeds: list[int]) -> list[dict[str, Any]]:
     """Return one entry a variant and seed, with what differs and a label for people.
 
-    The keys are variant, initialization, corpus, keep_epochs, rows_epoch, tasks, seed, label, and start, the label
-    of what variants with the same rows share. A variant is named ``INITIALIZATION[+CORPUS[@EPOCH]][+TASKS]``, where
-    TASKS is ``lc-rec`` or a mixture that names ``next-item``, and EPOCH that of grounding whose rows it takes (the
-    last where it is left out); keep_epochs lists those of all variants with the same rows and corpus. Raises
-    ValueError for unknown names, repeated variants or seeds, and empty lists. Seeds may arrive as floats from a
-    pipeline's list.
+    The keys are variant, initialization, corpus, keep_epochs, rows_epoch, grounding, tasks, seed, label, and start, the
+    label of what variants with the same rows share. A variant is named
+    ``INITIALIZATION[+CORPUS[@EPOCH][+unfrozen]][+TASKS]``, where TASKS is ``lc-rec`` or a mixture that names
+    ``next-item``, and EPOCH that of grounding whose rows it takes (the last where it is left out); keep_epochs lists
+    those of all variants with the same rows and corpus. ``unfrozen`` makes the corpus that of finetune's ``grounding``,
+    which is none otherwise. Raises ValueError for unknown names, repeated variants or seeds, and empty lists. Seeds may
+    arrive as floats from a pipeline's list.
     """
     if not variants or not seeds:
         raise ValueError("a study needs at least one variant and one seed.")
@@ -64,19 +70,28 @@ def plan_variants(variants: list[str], seeds: list[int]) -> list[dict[str, Any]]
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """What a variant's name says of its initialization, corpus, epoch of grounding and tasks."""
+    """What a variant's name says of its initialization, corpus, epoch of grounding, second phase and tasks."""
     initialization, *more = name.split("+")
     one_of(f"the initialization of variant {name!r}", initialization, INITIALIZATIONS)
     tasks = more.pop() if more and _is_tasks(more[-1]) else objectives.NEXT_ITEM
     objectives.parse_tasks(tasks)
     corpus, at, epoch = (more.pop(0) if more else "none").partition("@")
-    one_of(f"the grounding corpus of variant {name!r}", corpus, [*CORPORA, *objectives.MIXTURES])
-    if more or corpus not in CORPORA:
-        raise ValueError(f"the variant is {name!r}, expected INITIALIZATION[+CORPUS[@EPOCH]][+TASKS] in this order.")
-    if at and not (epoch.isdecimal() and corpus != "none"):
-        raise ValueError(f"the variant is {name!r}, expected a whole number of epochs behind @ and a corpus before it.")
-    rows_epoch = int(epoch) if at else LAST
-    return {"initialization": initialization, "corpus": corpus, "rows_epoch": rows_epoch, "tasks": tasks}
+    one_of(f"the grounding corpus of variant {name!r}", corpus, [*CORPORA, UNFROZEN, *objectives.MIXTURES])
+    unfrozen = more == [UNFROZEN]
+    if (more and not unfrozen) or corpus not in CORPORA:
+        raise ValueError(f"the variant is {name!r}, expected {FORM} in this order.")
+    for mark, given in ((f"@{epoch}", at), (f"+{UNFROZEN}", unfrozen)):
+        if given and corpus == "none":
+            raise ValueError(f"the variant is {name!r}, expected a corpus before {mark}.")
+    if at and not epoch.isdecimal():
+        raise ValueError(f"the variant is {name!r}, expected a whole number of epochs behind @.")
+    return {
+        "initialization": initialization,
+        "corpus": corpus,
+        "rows_epoch": int(epoch) if at else LAST,
+        "grounding": corpus if unfrozen else "none",
+        "tasks": tasks,
+    }
 
 
 def _is_tasks(part: str) -> bool:

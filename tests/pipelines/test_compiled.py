@@ -31,7 +31,14 @@ def test_every_setting_of_every_stage_is_an_input_or_set_by_the_graph(name):
     inputs = pipeline_inputs_of(name)
     by_graph = {"seed", "variant"}
     by_loop = (
-        {"expand_initialization", "ground_corpus", "ground_keep_epochs", "finetune_tasks", "finetune_rows_epoch"}
+        {
+            "expand_initialization",
+            "ground_corpus",
+            "ground_keep_epochs",
+            "finetune_tasks",
+            "finetune_rows_epoch",
+            "finetune_grounding",
+        }
         if name == "study"
         else set()
     )

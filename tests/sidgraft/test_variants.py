@@ -35,6 +35,27 @@ def test_a_name_says_the_corpus_and_the_tasks(name, corpus, tasks):
     assert (entry["corpus"], entry["tasks"]) == (corpus, tasks)
 
 
+@pytest.mark.parametrize(
+    ("name", "corpus", "rows_epoch", "grounding", "tasks"),
+    [
+        ("mean+gti", "gti", -1, "none", "next-item"),
+        ("mean+gti+unfrozen", "gti", -1, "gti", "next-item"),
+        ("mean+gti+unfrozen+lc-rec", "gti", -1, "gti", "lc-rec"),
+        ("centroid+cpt@4+unfrozen", "cpt", 4, "cpt", "next-item"),
+        ("mean+gti@0+unfrozen", "gti", 0, "gti", "next-item"),  # the second phase alone
+    ],
+)
+def test_unfrozen_trains_all_weights_on_the_corpus_before_the_tasks(name, corpus, rows_epoch, grounding, tasks):
+    (entry,) = plan_variants([name], [0])
+    found = (entry["corpus"], entry["rows_epoch"], entry["grounding"], entry["tasks"])
+    assert found == (corpus, rows_epoch, grounding, tasks)
+
+
+def test_unfrozen_or_not_they_share_the_grounding_of_the_rows():
+    plan = plan_variants(["mean+gti@2", "mean+gti+unfrozen"], [0])
+    assert len({(entry["start"], entry["keep_epochs"]) for entry in plan}) == 1
+
+
 def test_depths_of_one_corpus_share_everything_up_to_the_grounding():
     plan = plan_variants(["centroid+cpt@4", "centroid+cpt@0+lc-rec", "centroid+cpt", "mean+cpt@1", "centroid"], [0, 1])
     found = {
@@ -65,7 +86,11 @@ def test_depths_of_one_corpus_share_everything_up_to_the_grounding():
         (["mean+cpt@"], [0], "a whole number of epochs behind @"),
         (["mean+cpt@1.5"], [0], "a whole number of epochs behind @"),
         (["mean@1"], [0], "the initialization of variant 'mean@1'"),
-        (["mean+none@1"], [0], "a corpus before it"),
+        (["mean+none@1"], [0], "a corpus before @1"),
+        (["mean+unfrozen"], [0], "in this order"),
+        (["mean+none+unfrozen"], [0], "a corpus before +unfrozen"),
+        (["mean+gti+lc-rec+unfrozen"], [0], "in this order"),
+        (["mean+unfrozn"], [0], "Did you mean unfrozen?"),
         (["mean", "mean"], [0], "variants holds mean more than once"),
         (["mean"], [1, 1], "seeds holds 1 more than once"),
         (["mean"], [0.5], "expected whole numbers"),
