@@ -1,5 +1,7 @@
 """The compiled pipelines: inputs with descriptions, an unlimited loop on a cluster, one variant at a time locally."""
 
+import re
+
 import pytest
 import yaml
 
@@ -7,6 +9,7 @@ from pipelines import build, retrain
 from pipelines.inputs import ENCODED, JUDGED
 from pipelines.settings import pipeline_inputs_of
 from sidgraft.signatures import FILES, TRAINING, signature
+from sidgraft.variants import plan_variants
 
 VARIANTS = ("train", "study")  # the pipelines that train in a loop
 
@@ -83,6 +86,20 @@ def test_the_study_tells_its_variants_from_the_rest():
         label = "start" if stage in ("expand", "ground") else "label"  # the same arguments where variants share them
         assert parameters["keep_going"]["parameterExpressionSelector"].endswith(f'["{label}"]')
         assert parameters["seed"]["parameterExpressionSelector"].endswith('["seed"]')
+
+
+def test_the_study_hands_each_variant_all_that_its_name_says():
+    tasks = spec("study")["components"]["comp-for-loop-1"]["dag"]["tasks"]
+    given = {
+        re.search(r'\["(.+)"\]$', value["parameterExpressionSelector"])[1]
+        for task in tasks.values()
+        for value in task["inputs"]["parameters"].values()
+        if "parameterExpressionSelector" in value
+    }
+    assert given == set(plan_variants(["mean"], [0])[0])
+    parameters = tasks["finetune"]["inputs"]["parameters"]
+    for name in ("grounding", "tasks", "rows_epoch"):
+        assert parameters[name]["parameterExpressionSelector"].endswith(f'["{name}"]')
 
 
 def test_train_lets_errors_end_the_run():
