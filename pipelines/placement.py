@@ -223,15 +223,17 @@ def placed(pipeline: Any, profile: Profile, images: Mapping[str, str] | None = N
     return dsl.pipeline(name=pipeline.name)(function)
 
 
-def _defaults(profile: Profile, images: Mapping[str, str]) -> dict[str, str]:
+def _defaults(profile: Profile, images: Mapping[str, str]) -> dict[str, Any]:
     """Return the inputs of a pipeline whose default is another on this profile.
 
     Several GPUs are trained on by several processes. Checkpoints lie in a folder named by the code: no other code goes
     on from them.
     """
-    own = {}
+    own: dict[str, Any] = {}
     if profile.stages["finetune"].gpus > 1:
         own["finetune_strategy"] = STRATEGY
+    if profile.stages["ground"].gpus > 1:
+        own["ground_processes"] = 0  # one for every visible GPU
     if profile.checkpoints:
         for stage in CHECKPOINTED:
             own[f"{stage}_checkpoints"] = f"{profile.checkpoints}/{images[stage].rpartition(':')[2]}"

@@ -106,6 +106,15 @@ def test_fine_tuning_uses_every_gpu_that_its_pod_has(pipeline, profile):
     assert inputs["finetune_processes"]["defaultValue"] == 0  # one for every visible GPU
 
 
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_grounding_uses_every_gpu_that_its_pod_has(tmp_path, gpus):
+    wanted = f"ground: {{cpu: 8, memory: 64Gi, gpus: {gpus},"
+    own = read_profile(profile(tmp_path, "ground: {cpu: 8, memory: 64Gi, gpus: 1,", wanted))
+    spec = next(yaml.safe_load_all(compiled(placed(load_pipeline("train"), own))))
+    inputs = spec["root"]["inputDefinitions"]["parameters"]
+    assert inputs["ground_processes"]["defaultValue"] == (0 if gpus > 1 else 1)
+
+
 def test_the_cpu_profile_asks_for_no_gpu():
     for container, kubernetes in executors(ROOT / COMPILED / "train.cpu.yaml").values():
         assert "accelerator" not in container["resources"]
