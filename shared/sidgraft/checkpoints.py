@@ -225,7 +225,7 @@ def sizes(checkpoint: Path) -> dict[str, int]:
 
 def _whole(folders: dict[str, list[str]]) -> list[int]:
     """The steps of the checkpoints that have their `whole.json`, and whose upload or deletion did not break off."""
-    names = [name for name, files in folders.items() if WHOLE in files and storage.INCOMPLETE not in files]
+    names = [name for name, files in folders.items() if WHOLE in files and not any(map(storage.is_mark, files))]
     return [_step(name) for name in names if name.startswith("checkpoint-")]
 
 

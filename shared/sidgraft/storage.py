@@ -6,9 +6,9 @@
 
 The endpoint, region and credentials come from the variables that other S3 tools read, those of a service account's
 identity in a cloud among them (docs/storage.md). A store keeps single objects whole, so a file is there or it is not.
-A folder is many objects: while one is being written or deleted it holds an object `.incomplete`, and is not read;
-`artifact.json` is written last and deleted first. Every object carries the SHA-256 of its content, which is checked
-when it is read. Needs the extra `s3` where a URI is remote.
+A folder is many objects: while it is being written or deleted it holds an object `.incomplete-…` of each writer, and is
+not read; `artifact.json` is written last and deleted first. Every object carries the SHA-256 of its content, which is
+checked when it is read. Needs the extra `s3` where a URI is remote.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import shutil
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ from urllib.parse import urlsplit
 from sidgraft.progress import Progress
 
 MANIFEST = "artifact.json"
-INCOMPLETE = ".incomplete"  # marks a remote folder that is being written or deleted
+INCOMPLETE = ".incomplete"  # begins the name of what marks a remote folder that is being written or deleted
 
 PART = 16 << 20  # bytes of a part of a large object; four are in memory at a time
 MOST_PARTS = 10_000  # of one object, S3's limit
@@ -104,7 +105,7 @@ def exists(uri: str | Path) -> bool:
             return True
         folder = key.rstrip("/") + "/"
         found = next(_connection().list_objects(bucket, prefix=folder, recursive=True), None)
-        return found is not None and _stat(bucket, folder + INCOMPLETE) is None
+        return found is not None and not _marks(bucket, folder)
 
 
 def list_uris(prefix: str | Path) -> list[str]:
@@ -113,7 +114,7 @@ def list_uris(prefix: str | Path) -> list[str]:
         return sorted(str(file) for file in Path(prefix).rglob("*") if file.is_file())
     with _explained(prefix):
         bucket, key = _parse(prefix)
-        return [f"s3://{bucket}/{found.key}" for found in _listed(bucket, key) if found.name != INCOMPLETE]
+        return [f"s3://{bucket}/{found.key}" for found in _listed(bucket, key) if not is_mark(found.name)]
 
 
 def read_text(uri: str | Path) -> str:
@@ -190,9 +191,10 @@ def delete(prefix: str | Path) -> None:
         found = _listed(bucket, key)
         if found:
             folder = key.rstrip("/") + "/"
-            with _marked_incomplete(bucket, folder):
+            with _marked_incomplete(bucket, folder) as renew:
                 _remove(bucket, [o.key for o in found if o.name == MANIFEST])
-                _remove(bucket, [o.key for o in found if o.name not in (MANIFEST, INCOMPLETE)])
+                renew()
+                _remove(bucket, [o.key for o in found if o.name != MANIFEST and not is_mark(o.name)])
 
 
 def local(uri: str | Path) -> Path:
@@ -297,12 +299,34 @@ def _partial_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _marked_incomplete(bucket: str, folder: str) -> Iterator[None]:
-    """Mark a remote folder while its content changes; the mark stays when the body raises or is killed."""
-    empty = hashlib.sha256(b"").hexdigest()
-    _put(bucket, folder + INCOMPLETE, lambda: io.BytesIO(), 0, empty, None)
-    yield
-    _connection().remove_object(bucket, folder + INCOMPLETE)
+def _marked_incomplete(bucket: str, folder: str) -> Iterator[Callable[[], None]]:
+    """Mark a remote folder while its content changes; the mark stays when the body raises or is killed.
+
+    Every writer has a mark of its own, so that one that is done unmarks nothing that another still writes. The body
+    renews its mark before each change, by a call of what it is given. So a mark that was there at the start and is the
+    same at the end is that of a writer that was killed, whose work this one has done again: it goes, too.
+    """
+    mark, before = f"{folder}{INCOMPLETE}-{uuid.uuid4().hex}", _marks(bucket, folder)
+
+    def renew() -> None:
+        content = uuid.uuid4().hex.encode()  # another each time, and so another ETag
+        _put(bucket, mark, lambda: io.BytesIO(content), len(content), hashlib.sha256(content).hexdigest(), None)
+
+    renew()
+    yield renew
+    left = [key for key, etag in _marks(bucket, folder).items() if before.get(key) == etag]
+    _remove(bucket, [*left, mark])
+
+
+def _marks(bucket: str, folder: str) -> dict[str, str]:
+    """The keys and ETags of the marks of all writers of a folder."""
+    found = _connection().list_objects(bucket, prefix=folder + INCOMPLETE)
+    return {mark.object_name: mark.etag for mark in found}
+
+
+def is_mark(name: str) -> bool:
+    """Whether a file of a remote folder says that the folder is being written or deleted, or that this broke off."""
+    return name.startswith(INCOMPLETE)
 
 
 def _upload_folder(path: Path, bucket: str, folder: str, last: str) -> None:
@@ -311,11 +335,12 @@ def _upload_folder(path: Path, bucket: str, folder: str, last: str) -> None:
         raise StorageError(f"{path} holds no files, so there is nothing to upload to s3://{bucket}/{folder}.")
     before = {found.name: found for found in _listed(bucket, folder)}
     total = sum(file.stat().st_size for file in files.values())
-    with _meter("upload", path.name, total) as meter, _marked_incomplete(bucket, folder):
+    with _meter("upload", path.name, total) as meter, _marked_incomplete(bucket, folder) as renew:
         _remove(bucket, [folder + last] if last in before else [])
         for name in sorted(files, key=lambda name: (name == last, name)):
+            renew()
             _put_file(bucket, folder + name, files[name], meter, before.get(name))
-        _remove(bucket, [found.key for name, found in before.items() if name not in (*files, INCOMPLETE)])
+        _remove(bucket, [found.key for name, found in before.items() if name not in files and not is_mark(name)])
 
 
 def _put_file(bucket: str, key: str, file: Path, meter: _Meter | None, before: _Object | None = None) -> None:
@@ -378,7 +403,7 @@ def _find(uri: str | Path) -> list[_Object]:
     if _stat(bucket, key) is not None:
         return [_head(bucket, key)]
     found = _listed(bucket, key)
-    if any(o.name == INCOMPLETE for o in found):
+    if any(is_mark(o.name) for o in found):
         raise StorageError(
             f"{uri} is incomplete: its upload or deletion is still going on or broke off. Wait, or run the step that"
             " writes it again."

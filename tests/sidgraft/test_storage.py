@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import queue
 import socket
 import ssl
 import subprocess
@@ -154,8 +155,9 @@ def test_an_upload_that_broke_off_shows_as_incomplete_and_goes_on_where_it_was(s
     monkeypatch.setattr(storage, "_put", until_the_third)
     with pytest.raises(KeyboardInterrupt):
         storage.upload(made, uri)
-    there = {o.object_name.rpartition("/")[2] for o in client.list_objects("shop", key(uri), recursive=True)}
-    assert there == {".incomplete", "a", "b"}  # no artifact.json, neither the old one nor the new one
+    there = sorted(o.object_name.rpartition("/")[2] for o in client.list_objects("shop", key(uri), recursive=True))
+    assert storage.is_mark(there[0])
+    assert there[1:] == ["a", "b"]  # no artifact.json, neither the old one nor the new one
     assert not storage.exists(uri)
     for read in (storage.local, lambda uri: storage.download(uri, tmp_path / "back")):
         with pytest.raises(StorageError, match="incomplete"):
@@ -165,7 +167,42 @@ def test_an_upload_that_broke_off_shows_as_incomplete_and_goes_on_where_it_was(s
     sent.clear()
     monkeypatch.setattr(storage, "_put", lambda bucket, name, *rest: (sent.append(name), put(bucket, name, *rest)))
     storage.upload(made, uri)
-    assert [name.rpartition("/")[2] for name in sent] == [".incomplete", "c", "artifact.json"]
+    names = [name.rpartition("/")[2] for name in sent]
+    assert storage.is_mark(names[0])
+    assert [name for name in names if not storage.is_mark(name)] == ["c", "artifact.json"]
+    storage.download(uri, tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(made)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("order", ["ABABAB", "BAABBA"], ids=["first-ends-first", "last-ends-first"])
+def test_a_writer_that_is_done_does_not_unmark_what_another_still_writes(store, tmp_path, monkeypatch, order):
+    """A begins before B does; then each letter is a file of theirs that is written. No file is a manifest."""
+    uri, put_file = f"{store.place}/model", storage._put_file
+    storage.upload(write_folder(tmp_path / "older", a=b"1", b=b"1", c=b"1"), uri)
+    made = write_folder(tmp_path / "made", a=b"2", b=b"2", c=b"2")
+    turns, waiting = {name: queue.SimpleQueue() for name in "AB"}, queue.SimpleQueue()
+
+    def in_turn(*arguments):
+        waiting.put("at a file")
+        turns[threading.current_thread().name].get(timeout=60)
+        put_file(*arguments)
+
+    def write():
+        storage.upload(made, uri)
+        waiting.put("done")
+
+    monkeypatch.setattr(storage, "_put_file", in_turn)
+    writers = {name: threading.Thread(target=write, name=name, daemon=True) for name in "AB"}
+    for writer in writers.values():
+        writer.start()
+        assert waiting.get(timeout=60) == "at a file"
+    for place, name in enumerate(order):
+        assert not storage.exists(uri), f"before file {place}"
+        turns[name].put(None)
+        ends = name not in order[place + 1 :]
+        assert waiting.get(timeout=60) == ("done" if ends else "at a file")
+    assert storage.exists(uri)
     storage.download(uri, tmp_path / "back")
     assert contents(tmp_path / "back") == contents(made)
 
