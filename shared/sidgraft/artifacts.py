@@ -121,7 +121,7 @@ SCHEMAS: dict[str, dict[str, pa.Schema]] = {
     },
 }
 
-# Tables that an artifact may have or lack. Where interactions/v1 has these two, it comes from queries with graded
+# Tables that an artifact may have or lack. Where interactions/v1 has its two, it comes from queries with graded
 # candidates: interactions.parquet holds the training queries alone, as users whose training part are the relevant
 # items, and every query stands here, with the split it belongs to (train, valid, test).
 OPTIONAL: dict[str, dict[str, pa.Schema]] = {
@@ -135,7 +135,9 @@ OPTIONAL: dict[str, dict[str, pa.Schema]] = {
         "judgements.parquet": _fields(
             ("query_id", pa.string(), False), ("item_id", pa.string(), False), ("grade", pa.int32(), False)
         ),
-    }
+    },
+    # The items of items.parquet, in the same order, each with the digest of what training reads besides its text.
+    "bundle/v1": {"fields.parquet": _fields(("item_id", pa.string(), False), ("fields_digest", pa.string(), False))},
 }
 
 # Files without a table contract that an artifact cannot do without.

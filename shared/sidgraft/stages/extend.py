@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from sidgraft import artifacts, continuity, drift, quality, quantizers
-from sidgraft.bundles import differences, item_digests, open_version, other_encoder
+from sidgraft.bundles import differences, item_digests, open_version, other_encoder, other_settings
 from sidgraft.continuity import Issued
 from sidgraft.embeddings import vectors_array
 from sidgraft.progress import say
 from sidgraft.quantizers import Quantizer
 from sidgraft.sequences import check_same_items
+from sidgraft.vectors import in_memory
 
 DEFINITIONS = {
     "relative_squared_error_encoded": "relative squared error of the items that were encoded now, new and changed ones",
@@ -52,10 +53,17 @@ def extend(catalog: str, item_embeddings: str, previous: str, out: str) -> dict[
     quantizer, issued = quantizers.load(last), Issued.read(last)
 
     item_ids = vectors["item_id"].to_pylist()
-    names = differences(bundle.bundle.read_table("items.parquet"), item_digests(now))
+    names = differences(bundle.items(), item_digests(now))
     differs = {*names["new"], *names["changed"]}
-    rows = [row for row, item in enumerate(item_ids) if item in differs]
+    differs_N = np.asarray([item in differs for item in item_ids])
+    rows = np.flatnonzero(differs_N).tolist()
     vectors_ND = vectors_array(vectors)
+    same_space = drift.encoded_as_before(issued, quantizer, item_ids, ~differs_N, in_memory(vectors_ND))
+    if not same_space.passed:
+        raise ValueError(
+            f"the {same_space.sentence()}. {other_settings(bundle, inputs['item_embeddings'])} Embed as for that"
+            " version, or give all items new codes with `sidgraft quantize`."
+        )
     codes_NL = quantizer.encode(vectors_ND[rows])
     codes = continuity.extended(issued, item_ids, {item_ids[r]: c for r, c in zip(rows, codes_NL, strict=True)})
     _check_room(codes, quantizer.sizes)

@@ -26,8 +26,9 @@ from sidgraft.bundles import (
     publishing,
     refuse,
     version_uri,
+    write_items,
 )
-from sidgraft.catalog import item_categories
+from sidgraft.catalog import category_level, item_categories
 from sidgraft.gate import METRICS, Check, figure, invalid_lists, table, write_decision
 from sidgraft.histories import training_counts
 from sidgraft.model_card import model_card
@@ -248,8 +249,8 @@ def _write_bundle(bundles: str, version: str, inputs: dict[str, Artifact]) -> No
         open_bundle(bundles, version)  # says when it is damaged
         return
     catalog = inputs["catalog"].read_table("catalog.parquet")
-    items = item_digests(catalog)
-    categories = Counter(category or "" for category in item_categories(catalog))
+    items, level = item_digests(catalog), category_level(catalog) or 0
+    categories = Counter(category or "" for category in item_categories(catalog, level))
     parts = {name: inputs[name] for name in ("model", "semantic_ids", "metrics")}
     ids = parts["semantic_ids"]
     embedded = next((e["arguments"] for e in ids.lineage.values() if e["stage"] == "embed"), {})
@@ -271,8 +272,8 @@ def _write_bundle(bundles: str, version: str, inputs: dict[str, Artifact]) -> No
     ):
         for name, part in parts.items():
             shutil.copytree(part.path, draft.path / name)
-        draft.write_table("items.parquet", items)
-        about = {"digest": facts["catalog_digest"], "categories": dict(sorted(categories.items()))}
-        draft.write_json("catalog.json", about)
+        write_items(draft, items)
+        counts = dict(sorted(categories.items()))
+        draft.write_json("catalog.json", {"digest": facts["catalog_digest"], "level": level, "categories": counts})
         (draft.path / "README.md").write_text(model_card(version, parts, facts), encoding="utf-8")
         draft.metadata.update(facts)

@@ -17,15 +17,17 @@ from sidgraft.bundles import (
     latest_version,
     open_bundle,
     other_encoder,
+    other_settings,
     refusal,
     version_uri,
 )
 from sidgraft.catalog import item_categories
 from sidgraft.continuity import Issued
-from sidgraft.embeddings import vectors_array
+from sidgraft.embeddings import FILE, in_item_order
 from sidgraft.gate import Check, table, write_decision
 from sidgraft.progress import say
 from sidgraft.sequences import check_same_items
+from sidgraft.vectors import Vectors
 
 EXAMPLES = 10
 FORCES = ("none", "full", "anew")
@@ -45,7 +47,9 @@ def watch(
 ) -> dict[str, Any]:
     """Compare the catalog, row by row, with the one of the latest bundle: train nothing, an increment, or all items.
 
-    A catalog that `publish` has refused is not trained again while it and the latest bundle stay as they were.
+    An item is compared by its text, title, brand, category and description. Embeddings are read in batches: held are
+    the vectors of new and changed items, and of 10,000 others at most, which tell whether the encoder is that of the
+    bundle. A catalog that `publish` has refused is not trained again while it and the latest bundle stay as they were.
 
     Args:
         catalog: Directory of the catalog artifact.
@@ -78,8 +82,7 @@ def watch(
         "item_embeddings": artifacts.load(item_embeddings, "item_embeddings/v1"),
     }
     now = inputs["catalog"].read_table("catalog.parquet")
-    vectors = inputs["item_embeddings"].read_table("embeddings.parquet")
-    check_same_items(now, vectors)
+    check_same_items(now, inputs["item_embeddings"].read_table(FILE, columns=["item_id"]))
     if inputs["catalog"].digest not in inputs["item_embeddings"].lineage:
         raise ValueError(
             "the embeddings were made from another catalog than the one given: run `sidgraft embed` on it."
@@ -88,20 +91,23 @@ def watch(
     version = latest_version(bundles)
     facts = {"version": version, "catalog_digest": catalog_digest(digests), "items": now.num_rows}
     limits: list[Check] = []
-    names: dict[str, list[str]] = {"new": [], "changed": [], "gone": []}
+    names: dict[str, list[str]] = {"new": [], "changed": [], "relabelled": [], "gone": []}
     if not version:
         decision, reasons = "full", ["Nothing is published yet."]
     else:
         bundle = open_bundle(bundles)
         inputs["bundle"] = bundle.bundle
-        names = differences(bundle.bundle.read_table("items.parquet"), digests)
+        names = differences(bundle.items(), digests)
         if other := other_encoder(bundle, inputs["item_embeddings"]):
             decision, reasons = "full", [other]
         elif "collision_rate" not in _at_fit(bundle):
             decision, reasons = "full", ["The published quantizer does not say what its figures were at the fit."]
         else:
-            limits = _limits(bundle, now, vectors, names, settings)
+            item_ids, _, vectors = in_item_order(inputs["item_embeddings"])
+            limits = _limits(bundle, now, item_ids.to_pylist(), vectors, names, settings)
             decision, reasons = _decide(names, limits)
+            if not limits[0].passed:
+                reasons.insert(1, other_settings(bundle, inputs["item_embeddings"]))
         if force != "none":
             decision, reasons = "full", [f"It was asked for: force={force}.", *reasons]
     if decision != "none" and force == "none" and (refused := refusal(bundles, facts["catalog_digest"], version)):
@@ -126,27 +132,35 @@ def _at_fit(bundle: Bundle) -> dict[str, float]:
 
 
 def _limits(
-    bundle: Bundle, now: pa.Table, vectors: pa.Table, names: dict[str, list[str]], settings: dict[str, float]
+    bundle: Bundle,
+    now: pa.Table,
+    item_ids: list[str],
+    vectors: Vectors,
+    names: dict[str, list[str]],
+    settings: dict[str, float],
 ) -> list[Check]:
-    """How far the catalog has moved, with the Semantic IDs that an increment would give."""
+    """How far the catalog has moved, with the Semantic IDs that an increment would give.
+
+    The first is `drift.encoded_as_before`. ``item_ids`` are those of the rows of ``vectors``.
+    """
     ids = bundle.part("semantic_ids")
-    quantizer = quantizers.load(ids)
-    item_ids = vectors["item_id"].to_pylist()
-    vectors_Nd = vectors_array(vectors)
+    quantizer, issued, at_fit = quantizers.load(ids), Issued.read(ids), _at_fit(bundle)
     differs = {*names["new"], *names["changed"]}
-    is_known_N = np.asarray([item not in differs for item in item_ids])
-    others_Nd = quantizer.reduced(vectors_Nd[~is_known_N])
-    encoded = quantizer.encode(vectors_Nd[~is_known_N])
-    at_fit = _at_fit(bundle)
+    differs_N = np.asarray([item in differs for item in item_ids])
+    others_ND = vectors.take(np.flatnonzero(differs_N))
+    encoded = quantizer.encode(others_ND)
     others = dict(zip((item for item in item_ids if item in differs), encoded, strict=True))
-    codes = continuity.extended(Issued.read(ids), item_ids, others)
-    categories = Counter(category or "" for category in item_categories(now))
-    before = bundle.bundle.read_json("catalog.json")["categories"]
-    errors = drift.error_ratio(others_Nd, quantizer.centroids[0], encoded[:, 0], at_fit["first_code_error"])
-    shift = drift.category_shift(before, categories)
+    codes = continuity.extended(issued, item_ids, others)
+    before = bundle.bundle.read_json("catalog.json")
+    # Of a version that does not name its level both mixes are by the first level that tells items apart.
+    categories = Counter(category or "" for category in item_categories(now, before.get("level")))
+    first_Kd = quantizer.centroids[0]
+    errors = drift.error_ratio(quantizer.reduced(others_ND), first_Kd, encoded[:, 0], at_fit["first_code_error"])
+    shift = drift.category_shift(before["categories"], categories)
     collisions, collisions_then = drift.collision_rate(codes[:, :-1]), at_fit["collision_rate"]
     most_collisions = collisions_then + settings["max_collision_rise"]
     return [
+        drift.encoded_as_before(issued, quantizer, item_ids, ~differs_N, vectors),
         Check("changed share", len(differs) / len(item_ids), most=settings["max_changed_share"]),
         Check("error ratio", errors, most=settings["max_error_ratio"]),
         Check(f"collision rate (at the fit: {collisions_then:.4f})", collisions, most=most_collisions),
@@ -156,16 +170,19 @@ def _limits(
 
 
 def _decide(names: dict[str, list[str]], limits: list[Check]) -> tuple[str, list[str]]:
-    new, changed, gone = (len(names[name]) for name in ("new", "changed", "gone"))
+    """The decision and its reasons; the limits come first, because a mix may move while no row's text does."""
+    new, changed, relabelled, gone = (len(names[name]) for name in ("new", "changed", "relabelled", "gone"))
     counts = f"{new} items are new, {changed} have another text, {gone} are gone."
-    if not any(names.values()):
-        return "none", ["The catalog is the one that the published bundle was trained on."]
+    if relabelled:
+        counts += f" {relabelled} have the same text and another title, brand, category or description."
     beyond = [f"The {check.sentence()}." for check in limits if not check.passed]
     if beyond:
         return "full", [*beyond, counts]
-    if names["new"] or names["changed"]:
+    if new or changed or relabelled:
         return "incremental", [counts]
-    return "none", [f"{counts} `sidgraft recommend --offered` leaves items out that are gone."]
+    if gone:
+        return "none", [f"{counts} `sidgraft recommend --offered` leaves items out that are gone."]
+    return "none", ["The catalog is the one that the published bundle was trained on."]
 
 
 def _details(limits: list[Check], names: dict[str, list[str]]) -> list[str]:
