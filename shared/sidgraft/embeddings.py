@@ -23,6 +23,14 @@ def vectors_array(embeddings: pa.Table) -> np.ndarray:
     return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1).astype(np.float32)
 
 
+def check_made_from(item_embeddings: Artifact, catalog: Artifact) -> None:
+    """Raise ValueError unless the embeddings were made from this very catalog."""
+    if catalog.digest not in item_embeddings.lineage:
+        raise ValueError(
+            "the embeddings were made from another catalog than the one given: run `sidgraft embed` on it."
+        )
+
+
 def in_item_order(item_embeddings: Artifact) -> tuple[pa.Array, np.ndarray, Vectors]:
     """The item ids [N], sorted; the row that each item of the file has among them [N]; and the vectors by these rows.
 

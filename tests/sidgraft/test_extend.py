@@ -267,6 +267,9 @@ def test_what_does_not_go_on_from_the_version_is_refused(version, rows, tmp_path
         extend(catalog, f"{other}-width", version, out)
     with pytest.raises(ValueError, match=r"has the codes \[4, 4\] in its semantic levels, these .* \[4, 4, 4\]: give"):
         quantize(vectors, out, **(SAME | {"levels": 3}), previous=version)
+    changed, _ = embedded(tmp_path / "changed", [dict(rows[0], text="Another"), *rows[1:]])
+    with pytest.raises(ValueError, match="the embeddings were made from another catalog than the one given"):
+        extend(changed, vectors, version, out)
     twins = [dict(rows[0], item_id=f"n{i:02d}") for i in range(17)]
     with pytest.raises(ValueError, match=r"items have or had the codes .* tells only 16 apart: .* watch_force=full"):
         extend(*embedded(tmp_path / "twins", [*rows, *twins]), version, out)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from sidgraft import artifacts, continuity, drift, quality, quantizers
 from sidgraft.bundles import differences, item_digests, open_version, other_encoder, other_settings
 from sidgraft.continuity import Issued
-from sidgraft.embeddings import vectors_array
+from sidgraft.embeddings import check_made_from, vectors_array
 from sidgraft.progress import say
 from sidgraft.quantizers import Quantizer
 from sidgraft.sequences import check_same_items
@@ -36,8 +36,8 @@ def extend(catalog: str, item_embeddings: str, previous: str, out: str) -> dict[
         out: Directory to write the semantic_ids artifact to.
 
     Raises:
-        ValueError: When the embeddings are not the quantizer's, and when more items share their codes than the
-            deduplication codes tell apart.
+        ValueError: When the embeddings are not the quantizer's or not of this catalog, and when more items share their
+            codes than the deduplication codes tell apart.
     """
     inputs = {
         "catalog": artifacts.load(catalog, "catalog/v1"),
@@ -47,6 +47,7 @@ def extend(catalog: str, item_embeddings: str, previous: str, out: str) -> dict[
     now = inputs["catalog"].read_table("catalog.parquet")
     vectors = inputs["item_embeddings"].read_table("embeddings.parquet")
     check_same_items(now, vectors)
+    check_made_from(inputs["item_embeddings"], inputs["catalog"])
     if other := other_encoder(bundle, inputs["item_embeddings"]):
         raise ValueError(f"{other} Embed with that encoder, or give all items new codes with `sidgraft quantize`.")
     last = bundle.part("semantic_ids")

@@ -23,7 +23,7 @@ from sidgraft.bundles import (
 )
 from sidgraft.catalog import item_categories
 from sidgraft.continuity import Issued
-from sidgraft.embeddings import FILE, in_item_order
+from sidgraft.embeddings import FILE, check_made_from, in_item_order
 from sidgraft.gate import Check, table, write_decision
 from sidgraft.progress import say
 from sidgraft.sequences import check_same_items
@@ -83,10 +83,7 @@ def watch(
     }
     now = inputs["catalog"].read_table("catalog.parquet")
     check_same_items(now, inputs["item_embeddings"].read_table(FILE, columns=["item_id"]))
-    if inputs["catalog"].digest not in inputs["item_embeddings"].lineage:
-        raise ValueError(
-            "the embeddings were made from another catalog than the one given: run `sidgraft embed` on it."
-        )
+    check_made_from(inputs["item_embeddings"], inputs["catalog"])
     digests = item_digests(now)
     version = latest_version(bundles)
     facts = {"version": version, "catalog_digest": catalog_digest(digests), "items": now.num_rows}
