@@ -43,7 +43,7 @@ def encoded_as_before(
     rows_S = rows_M[sample_rows(len(rows_M), ASKED, 0)]
     current, share = issued.current(), 1.0
     if len(rows_S):
-        given_SL = np.stack([current[item_ids[row]][:-1] for row in rows_S.tolist()])
+        given_SL = np.stack([current[item_ids[int(row)]][:-1] for row in rows_S])
         share = float((quantizer.encode(vectors.take(rows_S)) == given_SL).all(axis=1).mean())
     return Check("share of unchanged items that are encoded as before", share, least=LEAST_AGAIN)
 
