@@ -80,6 +80,14 @@ def test_stages_that_only_read_a_model_load_no_trainer():
     assert shown.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("stage", ["baselines", "embed", "quantize"])
+def test_stages_without_a_language_model_load_no_transformers(stage):
+    """It takes longer to import than torch; encoders that need it import it when they are loaded."""
+    code = f"import sys, sidgraft.stages.{stage}\nprint([m for m in ('transformers',) if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("stage", ["prepare", "report"])
 def test_the_data_image_needs_no_torch(stage):
     code = (

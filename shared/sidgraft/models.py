@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import importlib.util
 import json
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from sidgraft import storage
 from sidgraft.artifacts import Artifact
+from sidgraft.devices import device
 from sidgraft.progress import say
 from sidgraft.sids import SidVocabulary, token_texts
 
@@ -334,10 +334,3 @@ def load_model(model: Artifact, dtype: torch.dtype) -> tuple[Any, Any, SidVocabu
     loaded: Any = AutoModelForCausalLM.from_pretrained(model.path, dtype=dtype, **options)
     tokenizer = AutoTokenizer.from_pretrained(model.path, **options)
     return loaded.to(device()), tokenizer, SidVocabulary.load(model.path)
-
-
-def device() -> torch.device:
-    """Where models compute: the GPU where there is one."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))  # torchrun: one GPU a process

@@ -10,9 +10,9 @@ import numpy as np
 
 from sidgraft import artifacts, checks, encoders, metrics, recommendations, sasrec
 from sidgraft.baselines import Recommended, best, co_occurrence, nearest, neighbours, popularity, query_neighbours
+from sidgraft.devices import device
 from sidgraft.embeddings import vectors_array
 from sidgraft.histories import training_counts
-from sidgraft.models import device
 from sidgraft.precisions import DTYPES
 from sidgraft.progress import Progress, say
 from sidgraft.queries import Queries, read_queries

@@ -20,6 +20,7 @@ from sidgraft import artifacts, geometry, models, plots, quantizers
 from sidgraft.artifacts import Artifact
 from sidgraft.catalog import item_categories
 from sidgraft.checks import positive
+from sidgraft.devices import device
 from sidgraft.histories import training_counts
 from sidgraft.progress import track
 from sidgraft.prompts import NextItem, QueryItem
@@ -433,14 +434,13 @@ def _mean_hidden_state(model: Any, sequences: list[np.ndarray], vocabulary: SidV
 
     Float64 [D]; zeros when no sequence holds such a code.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = model.to(device).eval()
+    model = model.to(device()).eval()
     first = vocabulary.level_first_ids[level]
     total_D, count = np.zeros(model.config.hidden_size), 0
     for ids_S in track(sequences, "popularity axis", len(sequences), "histories"):
         at = np.flatnonzero((ids_S[1:] >= first) & (ids_S[1:] < first + vocabulary.sizes[level]))
         with torch.inference_mode():
-            hidden_SD = model.get_decoder()(torch.from_numpy(ids_S)[None].to(device)).last_hidden_state[0]
+            hidden_SD = model.get_decoder()(torch.from_numpy(ids_S)[None].to(device())).last_hidden_state[0]
         total_D += _float64(hidden_SD[at].double().sum(dim=0))
         count += len(at)
     return total_D / max(count, 1)
