@@ -1,12 +1,12 @@
 """Attention for packed rows and for beams, as an attention function that any transformers model can use.
 
-A packed row holds several sequences end to end, without padding, so that every linear layer works on real
-tokens only, and what sequences begin with alike (a chat template, the wording of a task) stands in it once: in a
-causal model a token's states follow from the tokens up to it alone. Only attention itself is per sequence: here the
-row is laid out as a padded batch, attended causally (padding stands behind each sequence, so no mask is needed) and
-laid back. During decoding all beams of a history attend to one copy of its keys and values. While rows are grounded,
-the tokens before a sequence's first new one depend on nothing that trains: they run once without gradients, and the
-rest attends to their keys and values.
+A packed row holds several sequences end to end, without padding, so that every linear layer works on real tokens only,
+and what sequences begin with alike (a chat template, the wording of a task) stands in it once: in a causal model a
+token's states follow from the tokens up to it alone. Only attention itself is per sequence: here the row is laid out as
+a padded batch, attended causally (padding stands behind each sequence, so no mask is needed unless a layer looks back
+fewer tokens than a sequence has) and laid back. During decoding all beams of a history attend to one copy of its keys
+and values. While rows are grounded, the tokens before a sequence's first new one depend on nothing that trains: they
+run once without gradients, and the rest attends to their keys and values.
 
 Shapes: T tokens of all sequences · U tokens of the packed row, U <= T · B sequences · S longest sequence · G beams ·
 H heads · d head width.
@@ -167,11 +167,14 @@ class BeamCache:
             new = new.unsqueeze(3)
             cache[layer] = torch.cat([cache[layer], new], dim=3) if layer in cache else new
 
-    def prompt_bias(self, dtype: torch.dtype) -> torch.Tensor:
-        """[B, 1, 1, S]: 0 at the prompt's tokens and -inf at the padding behind them."""
+    def hidden_prompt(self, own: int, window: int | None) -> torch.Tensor:
+        """[B, 1, 1, S]: where the newest of a beam's ``own`` tokens does not look: padding, and too far back."""
         places_S = torch.arange(self.packing.longest, device=self.packing.lengths_B.device)
-        bias = torch.zeros(self.packing.batch, self.packing.longest, dtype=dtype, device=places_S.device)
-        return bias.masked_fill(places_S >= self.packing.lengths_B[:, None], float("-inf"))[:, None, None]
+        lengths_B1 = self.packing.lengths_B[:, None]
+        hidden_BS = places_S >= lengths_B1
+        if window is not None:
+            hidden_BS |= places_S < lengths_B1 + own - window
+        return hidden_BS[:, None, None]
 
 
 @dataclass
@@ -210,12 +213,19 @@ class Prefix:
         padded = padded.index_copy(0, self.places(self.rest, self.first.lengths_B), self.rest.spread(rest))
         return padded.view(self.whole.batch, self.whole.longest, *padded.shape[1:]).transpose(1, 2)
 
-    def mask(self) -> torch.Tensor:
+    def mask(self, window: int | None) -> torch.Tensor:
         """Which places of the whole sequence each token of the rest looks at: [B, 1, S_rest, S]."""
-        places_S = torch.arange(self.whole.longest, device=self.whole.lengths_B.device)
-        own_R = torch.arange(self.rest.longest, device=places_S.device)
-        position_BR = self.first.lengths_B[:, None] + own_R
-        return (places_S <= position_BR[..., None])[:, None]
+        own_R = torch.arange(self.rest.longest, device=self.whole.lengths_B.device)
+        # Padding behind the rest looks at something, too: rows of nothing but -inf would make gradients NaN.
+        position_BR = (self.first.lengths_B[:, None] + own_R).clamp(max=self.whole.longest - 1)
+        return _seen(position_BR, self.whole.longest, window)[:, None]
+
+
+def _seen(position_BR: torch.Tensor, longest: int, window: int | None) -> torch.Tensor:
+    """Which of the first ``longest`` tokens each position looks at, [B, R, S]: up to itself, of these ``window``."""
+    places_S, position_BR1 = torch.arange(longest, device=position_BR.device), position_BR[..., None]
+    seen_BRS = places_S <= position_BR1
+    return seen_BRS if window is None else seen_BRS & (places_S > position_BR1 - window)
 
 
 def use_packed_attention(model: Any) -> None:
@@ -239,30 +249,36 @@ def _attention(
     beams: BeamCache | None = None,
     prefix: Prefix | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Packed causal attention when ``packing`` is given (and fills ``beams``), one step of the beams otherwise.
 
-    With ``prefix`` the forward over its first part fills it, and the one over the rest attends to both parts.
+    With ``prefix`` the forward over its first part fills it, and the one over the rest attends to both parts. A token
+    looks at the last ``sliding_window`` tokens, itself included. Raises ValueError where a model asks for more than that.
     """
+    if softcap is not None or s_aux is not None:
+        raise ValueError(
+            f"{type(module).__name__} computes its attention with {'sinks' if softcap is None else 'a soft cap'}, which"
+            " packed rows do not: give a base model without, such as Qwen3, Llama, Mistral or Gemma 3."
+        )
     if packing is None and beams is None:
         raise ValueError("this model attends to packed rows: its forward needs packing= or beams=.")
     if packing is None:
         assert beams is not None
-        return _beam_step(module.layer_idx, beams, query, key, value, scaling), None
-    longest = packing.longest if prefix is None else prefix.whole.longest
-    if sliding_window is not None and longest > sliding_window:
-        raise ValueError(
-            f"a sequence has {longest} tokens but the model looks back only {sliding_window}: lower max_length."
-        )
+        return _beam_step(module.layer_idx, beams, query, key, value, scaling, sliding_window), None
     layer, mask = module.layer_idx, None
     if prefix is None or packing is prefix.first:
         if prefix is not None:
             prefix.keys[layer], prefix.values[layer] = key, value
         key, value = packing.pad(key), packing.pad(value)
+        if sliding_window is not None and packing.longest > sliding_window:
+            places_1S = torch.arange(packing.longest, device=query.device)[None]
+            mask = _seen(places_1S, packing.longest, sliding_window)[:, None]
     else:
         key, value = prefix.join(prefix.keys[layer], key), prefix.join(prefix.values[layer], value)
-        mask = prefix.mask()
+        mask = prefix.mask(sliding_window)
     if beams is not None:
         beams.prompt_k[layer], beams.prompt_v[layer] = key, value
     query = packing.pad(query)
@@ -307,6 +323,7 @@ def _beam_step(
     key_BHGd: torch.Tensor,
     value_BHGd: torch.Tensor,
     scaling: float,
+    window: int | None,
 ) -> torch.Tensor:
     """Attend from the newest token of every beam to the shared prompt and to the beam's own tokens.
 
@@ -319,12 +336,16 @@ def _beam_step(
     B, heads, G, d = query_BHGd.shape
     kv_heads = prompt_k.shape[1]
     query = query_BHGd.reshape(B, kv_heads, -1, d) * scaling  # [B, kv, groups * G, d]
-    to_prompt = (query @ prompt_k.transpose(2, 3)).float() + cache.prompt_bias(torch.float32)
+    own = own_k.shape[3]
+    to_prompt = (query @ prompt_k.transpose(2, 3)).float()
+    to_prompt = to_prompt.masked_fill(cache.hidden_prompt(own, window), float("-inf"))
     per_beam = query.view(B, kv_heads, heads // kv_heads, G, d)
     to_own = torch.einsum("bhrgd,bhgtd->bhrgt", per_beam, own_k).float()
+    if window is not None:
+        to_own[..., : max(own - window, 0)] = float("-inf")
     scores = torch.cat([to_prompt.view(*to_own.shape[:-1], -1), to_own], dim=-1)
     weights = scores.softmax(-1).to(query.dtype)
-    prompt_part, own_part = weights.split([prompt_k.shape[2], own_k.shape[3]], dim=-1)
+    prompt_part, own_part = weights.split([prompt_k.shape[2], own], dim=-1)
     attended = prompt_part.reshape(B, kv_heads, -1, prompt_k.shape[2]) @ prompt_v
     attended = attended.view(per_beam.shape) + torch.einsum("bhrgt,bhgtd->bhrgd", own_part, own_v)
     return attended.reshape(B, heads, G, d).transpose(1, 2)
