@@ -256,7 +256,7 @@ def _attention(
     """Packed causal attention when ``packing`` is given (and fills ``beams``), one step of the beams otherwise.
 
     With ``prefix`` the forward over its first part fills it, and the one over the rest attends to both parts. A token
-    looks at the last ``sliding_window`` tokens, itself included. Raises ValueError where a model asks for more than that.
+    looks at the last ``sliding_window`` tokens, itself included. Raises ValueError for attention of another kind.
     """
     if softcap is not None or s_aux is not None:
         raise ValueError(

@@ -1,8 +1,10 @@
-"""Where tensors compute. It imports torch alone, so that a stage without a language model does not load one."""
+"""Where tensors compute, and whether the memory there is used up. It imports torch alone, so that a stage without a language model does not load one."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -12,3 +14,19 @@ def device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))  # torchrun: one GPU a process
+
+
+@contextmanager
+def stopping_without_memory() -> Iterator[None]:
+    """End the body without an error where the memory of a GPU or the machine is used up; all else is raised.
+
+    A CPU's allocator raises no error of its own kind, only a RuntimeError with this text. It does so where memory is
+    limited (ulimit, no overcommit); a container that exceeds its own limit is killed.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError):
+        pass
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise

@@ -1,6 +1,10 @@
 """Trie and beam search against exhaustive scoring with the stock model."""
 
+import ast
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ import torch
 from sidgraft import beam
 from sidgraft.attention import use_packed_attention
 from sidgraft.beam import _first_of_best, batches_by_length, beam_search, decode
+from sidgraft.devices import stopping_without_memory
 from sidgraft.models import add_tokens, load_base, put_rows
 from sidgraft.trie import build_trie
 
@@ -138,6 +143,64 @@ def test_a_batch_that_the_memory_does_not_hold_is_halved_with_all_its_beams(monk
     assert found.items_UG.tolist() == whole.items_UG.tolist()
     assert found.kept_UL.tolist() == whole.kept_UL.tolist()
     np.testing.assert_allclose(found.scores_UG, whole.scores_UG, atol=1e-4)
+
+
+LIMITED = """
+import resource, sys
+import numpy as np
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_beam import beam, beam_search, build_trie, catalog, decode, grafted, use_packed_attention
+
+model, vocabulary = grafted()
+use_packed_attention(model)
+rng = np.random.default_rng(0)
+prompts = [rng.integers(0, 250, 256) for _ in range(64)]
+tried = []
+
+def search(model, trie, vocabulary, prompts, **settings):
+    tried.append(len(prompts))
+    return beam_search(model, trie, vocabulary, prompts, **settings)
+
+beam.beam_search = search
+few, many = (dict(beams=6, batch_tokens=256 * n) for n in (4, 64))
+expected = decode(model, build_trie(catalog()), vocabulary, prompts, **few)
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (128 << 20),) * 2)
+tried.clear()
+found = decode(model, build_trie(catalog()), vocabulary, prompts, **many)
+assert found.items_UG.tolist() == expected.items_UG.tolist()
+np.testing.assert_allclose(found.scores_UG, expected.scores_UG, atol=1e-4)
+print(tried)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_on_a_cpu_a_batch_is_halved_where_the_memory_of_a_process_is_limited():
+    """64 prompts attend with 64 MB of scores at least three times over, and 128 MB are left."""
+    arguments = [sys.executable, "-c", LIMITED, str(Path(__file__).parent)]
+    shown = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    tried = ast.literal_eval(shown.stdout.splitlines()[-1])
+    assert tried[:2] == [64, 32]
+    assert sum(tried) > sum(tried[-(64 // tried[-1]) :]) == 64
+
+
+def test_an_error_that_has_nothing_to_do_with_memory_is_raised(monkeypatch):
+    model, vocabulary = grafted()
+    use_packed_attention(model)
+
+    def search(*_, **__):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(beam, "beam_search", search)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        decode(model, build_trie(catalog()), vocabulary, prompts_of(vocabulary), beams=6)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError("Unable to allocate")])
+def test_an_error_of_memory_ends_the_work_that_it_stopped(error):
+    with stopping_without_memory():
+        raise error
 
 
 def test_one_prompt_that_the_memory_does_not_hold_is_an_error_that_says_what_to_lower(monkeypatch):
