@@ -1,4 +1,7 @@
-"""Where tensors compute, and whether the memory there is used up. It imports torch alone, so that a stage without a language model does not load one."""
+"""Where tensors compute, and whether the memory there is used up.
+
+It imports torch alone, so that a stage without a language model does not load one.
+"""
 
 from __future__ import annotations
 

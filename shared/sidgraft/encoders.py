@@ -1,10 +1,7 @@
-"""Item embeddings: text encoders, and vectors that users bring themselves.
+"""Item embeddings: text encoders.
 
 Shapes: N items (or texts) · B texts in a batch · T tokens, padding included · D encoder width.
 """
-
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import, where a type checker cannot see them.
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from sidgraft import storage, tables
@@ -31,14 +26,21 @@ HASHING_FEATURES = 2**15
 
 @dataclass(frozen=True)
 class Encoder:
-    """A text encoder: ``encode(texts, advance)`` gives vectors [N, D] in float32 and how many texts were truncated.
+    """A text encoder in two parts. ``about`` describes it for the metadata.
 
-    ``advance(n)`` is called whenever ``n`` more texts are done. ``about`` describes the encoder for the metadata.
+    ``prepare(texts)`` is what happens to texts on the CPU; it may run in another thread than ``run``, though not in two
+    at once. ``run(prepared, advance)`` gives vectors [N, D] in float32 and how many texts were truncated, and calls
+    ``advance(n)`` whenever ``n`` more texts are done.
     """
 
     width: int
     about: dict[str, Any]
-    encode: Callable[[list[str], Callable[[int], Any]], tuple[np.ndarray, int]]
+    prepare: Callable[[list[str]], Any]
+    run: Callable[[Any, Callable[[int], Any]], tuple[np.ndarray, int]]
+
+    def encode(self, texts: list[str], advance: Callable[[int], Any]) -> tuple[np.ndarray, int]:
+        """Vectors [N, D] in float32 of texts, and how many of these were truncated."""
+        return self.run(self.prepare(texts), advance)
 
 
 def load(
@@ -109,15 +111,22 @@ def _sentence_transformer(model: Any, max_tokens: int, batch_tokens: int) -> Enc
     model.eval()
     copies = [model, *(copy.deepcopy(model).to(device) for device in _other_devices(model.device))]
 
-    def encode(texts: list[str], advance: Callable[[int], Any]) -> tuple[np.ndarray, int]:
+    def prepare(texts: list[str]) -> tuple[list[list[int]], int]:
         # split_special_tokens: "[SEP]" or "<|im_end|>" in an item's text is text.
         ids = tokenizer(texts, truncation=True, max_length=limit, split_special_tokens=True)["input_ids"]
+        # A tokenizer keeps the limit of its last call, so that both calls belong into one thread.
+        return ids, _count_longer(
+            [text for text, i in zip(texts, ids, strict=True) if len(i) == limit], tokenizer, limit
+        )
+
+    def run(prepared: tuple[list[list[int]], int], advance: Callable[[int], Any]) -> tuple[np.ndarray, int]:
+        ids, longer = prepared
         lengths = np.array([len(i) for i in ids])
-        vectors_ND = np.empty((len(texts), width), np.float32)
+        vectors_ND = np.empty((len(ids), width), np.float32)
         for rows, vectors_BD in _on_all(copies, ids, _batches(lengths, batch_tokens), tokenizer):
             vectors_ND[rows] = vectors_BD
             advance(len(rows))
-        return vectors_ND, _count_longer([texts[r] for r in np.flatnonzero(lengths == limit)], tokenizer, limit)
+        return vectors_ND, longer
 
     width = model.get_embedding_dimension()
     config = first.model.config
@@ -130,7 +139,8 @@ def _sentence_transformer(model: Any, max_tokens: int, batch_tokens: int) -> Enc
             "max_tokens": limit,
             "device": str(model.device),
         },
-        encode=encode,
+        prepare=prepare,
+        run=run,
     )
 
 
@@ -214,15 +224,15 @@ def _hashing() -> Encoder:
     vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=(2, 4), n_features=HASHING_FEATURES)
     projection = np.random.default_rng(0).standard_normal((HASHING_FEATURES, HASHING_WIDTH)).astype(np.float32)
 
-    def encode(texts: list[str], advance: Callable[[int], Any]) -> tuple[np.ndarray, int]:
-        projected_ND = np.asarray(vectorizer.transform(texts).dot(projection), np.float32)
+    def run(counts: Any, advance: Callable[[int], Any]) -> tuple[np.ndarray, int]:
+        projected_ND = np.asarray(counts.dot(projection), np.float32)
         norms_N1 = np.linalg.norm(projected_ND, axis=1, keepdims=True)
-        advance(len(texts))
+        advance(len(projected_ND))
         # A text of one visible character has n-grams with its border; none has a zero vector.
         return projected_ND / np.maximum(norms_N1, 1e-12), 0
 
     about = {"pooling": None, "modules": ["HashingVectorizer", "GaussianProjection"], "dtype": "float32"}
-    return Encoder(width=HASHING_WIDTH, about=about, encode=encode)
+    return Encoder(width=HASHING_WIDTH, about=about, prepare=vectorizer.transform, run=run)
 
 
 def check_finite(vectors_ND: np.ndarray, item_ids: list[str]) -> None:
@@ -234,102 +244,3 @@ def check_finite(vectors_ND: np.ndarray, item_ids: list[str]) -> None:
             f"the encoder gave NaN or infinity for {bad.sum()} of {len(item_ids)} items, such as {names}:"
             " try dtype float32."
         )
-
-
-def own_vectors(
-    path: str, item_column: str, vector_column: str, item_ids: pa.Array
-) -> tuple[np.ndarray, dict[str, int]]:
-    """Read a user's vectors [N, D] in the order of ``item_ids``; float16 stays float16, the rest is float32.
-
-    Rows of other items are left out and counted. Raises one ValueError with everything that is wrong: no such
-    file or column, items without a vector, double ids, nulls, unequal widths, NaN.
-    """
-    problems: list[str] = []
-    what = "embeddings"
-    if Path(path).suffix not in (".parquet", ".pq"):
-        raise ValueError(f"{what}: {path} is not a .parquet file.")
-    table, columns = tables.read(path, [item_column, vector_column], what, problems)
-    if table is not None:
-        for name, option in ((item_column, "embeddings_item_id"), (vector_column, "embeddings_column")):
-            if name not in columns:
-                problems.append(tables.missing_column(name, option, columns, what))
-    tables.raise_all(problems)
-    assert table is not None
-    ids = tables.as_ids(table[item_column], item_column, what, problems)
-    vectors_MD, faulty = _matrix(table[vector_column], vector_column, ids, problems)
-    tables.raise_all([] if ids is not None else problems)
-    assert ids is not None
-    ids = ids.combine_chunks()
-    row = pc.index_in(ids, value_set=item_ids)
-    known = row.is_valid().to_numpy(zero_copy_only=False)
-    _check_own_ids(ids, known, item_ids, problems)
-    if vectors_MD is not None:
-        bad = ~faulty & known
-        bad[bad] = ~np.isfinite(vectors_MD[bad]).all(axis=1)
-        if bad.any():
-            problems.append(f"{what}: {bad.sum()} vectors hold NaN or infinity: {tables.examples(bad, _chunked(ids))}.")
-    tables.raise_all(problems)
-    assert vectors_MD is not None
-    order = pc.index_in(item_ids, value_set=ids).to_numpy(zero_copy_only=False)
-    return vectors_MD[order], {"extra_vectors": int((~known).sum())}
-
-
-def _check_own_ids(ids: pa.Array, known: np.ndarray, item_ids: pa.Array, problems: list[str]) -> None:
-    empty = ids.is_null().to_numpy(zero_copy_only=False)
-    if empty.any():
-        problems.append(f"embeddings: {empty.sum()} rows have no item id: {tables.examples(empty)}.")
-    first = pc.index_in(ids, value_set=pc.unique(ids)).to_numpy(zero_copy_only=False)
-    repeated = np.ones(len(ids), bool)
-    repeated[np.unique(first, return_index=True)[1]] = False
-    repeated &= known
-    if repeated.any():
-        problems.append(
-            f"embeddings: {repeated.sum()} rows repeat the id of a row before them:"
-            f" {tables.examples(repeated, _chunked(ids))}."
-        )
-    without = ~pc.is_in(item_ids, value_set=ids).to_numpy(zero_copy_only=False)
-    if without.any():
-        names = ", ".join(tables.shorten(item_ids[int(r)].as_py()) for r in np.flatnonzero(without)[: tables.EXAMPLES])
-        problems.append(
-            f"embeddings: {without.sum()} of {len(item_ids)} items of the catalog have no vector, such as {names}."
-        )
-
-
-def _matrix(
-    column: pa.ChunkedArray, name: str, ids: pa.ChunkedArray | None, problems: list[str]
-) -> tuple[np.ndarray | None, np.ndarray]:
-    """Turn a column of lists into a matrix; also return the rows that are null or of another width than most."""
-    array = column.combine_chunks()
-    kind = array.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
-        problems.append(f"embeddings: column {name!r} is {kind}, expected lists of numbers.")
-        return None, np.zeros(len(array), bool)
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    width = int(np.bincount(lengths).argmax()) if len(lengths) else 0
-    null = array.is_null().to_numpy(zero_copy_only=False) | (lengths == 0)
-    other = ~null & (lengths != width)
-    if null.any():
-        problems.append(f"embeddings: {null.sum()} vectors are null or empty: {tables.examples(null, ids)}.")
-    if other.any():
-        widths = ", ".join(str(w) for w in np.unique(lengths[other])[: tables.EXAMPLES])
-        problems.append(
-            f"embeddings: {other.sum()} vectors have the width {widths}, most have {width}:"
-            f" {tables.examples(other, ids)}."
-        )
-    faulty = null | other
-    if faulty.any():
-        array = array.filter(pa.array(~faulty))
-    if width == 0 or not len(array):
-        problems.append(f"embeddings: column {name!r} holds no vectors.")
-        return None, faulty
-    dtype = np.float16 if kind.value_type == pa.float16() else np.float32
-    numbers = pc.list_flatten(array).to_numpy(zero_copy_only=False)  # a null inside becomes NaN, reported as such
-    matrix = np.full((len(faulty), width), np.nan, dtype)
-    with np.errstate(over="ignore"):  # a double beyond float32 becomes infinity, reported as such
-        matrix[~faulty] = numbers.reshape(-1, width)
-    return matrix, faulty
-
-
-def _chunked(array: pa.Array) -> pa.ChunkedArray:
-    return pa.chunked_array([array])

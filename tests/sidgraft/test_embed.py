@@ -2,6 +2,9 @@
 
 import hashlib
 import importlib.util
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sidgraft import artifacts, encoders
+from sidgraft import artifacts, encoders, own_vectors
 from sidgraft.stages import embed as stage
 from sidgraft.stages.embed import embed
 
@@ -26,22 +29,26 @@ needs_minilm = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def catalog(tmp_path):
-    n = len(TEXTS)
+def write_catalog(path, ids, texts):
+    n = len(ids)
     table = pa.table(
         {
-            "item_id": list(TEXTS),
-            "text": list(TEXTS.values()),
-            "title": list(TEXTS.values()),
+            "item_id": ids,
+            "text": texts,
+            "title": [text[:20] for text in texts],
             "brand": pa.nulls(n, pa.string()),
             "category": pa.nulls(n, pa.list_(pa.string())),
             "price": pa.nulls(n, pa.float64()),
             "description": pa.nulls(n, pa.string()),
         }
     )
-    with artifacts.create(tmp_path / "catalog", "catalog/v1", stage="prepare", arguments={}) as draft:
+    with artifacts.create(path, "catalog/v1", stage="prepare", arguments={}) as draft:
         draft.write_table("catalog.parquet", table)
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    write_catalog(tmp_path / "catalog", list(TEXTS), list(TEXTS.values()))
     return tmp_path / "catalog"
 
 
@@ -148,6 +155,69 @@ def fails(catalog, tmp_path, *patterns, **options):
     return str(caught.value)
 
 
+def test_the_next_block_is_prepared_while_one_is_in_use_and_all_come_in_order():
+    prepared, in_use = [], threading.Event()
+
+    def prepare(block):
+        if block:  # all but the first wait until one is in use
+            assert in_use.wait(10)
+        prepared.append(block)
+        return -block
+
+    found = []
+    for made in stage._ahead(prepare, iter(range(4))):
+        in_use.set()
+        found.append(made)
+    assert (found, prepared) == ([0, -1, -2, -3], [0, 1, 2, 3])
+    assert list(stage._ahead(prepare, [])) == []
+
+
+def test_an_error_in_what_is_prepared_ahead_is_raised():
+    def prepare(block):
+        return 1 // block
+
+    with pytest.raises(ZeroDivisionError):
+        list(stage._ahead(prepare, [2, 1, 0, 1]))
+
+
+PEAK = """
+import pathlib, sys
+import numpy as np
+from sidgraft import encoders
+from sidgraft.stages import embed as stage
+stage.ROWS = 2000
+zeros = lambda texts, advance: (np.zeros((len(texts), 8), np.float32), 0)
+encoders.load = lambda *_, **__: encoders.Encoder(8, {}, list, zeros)
+stage.embed(sys.argv[1], sys.argv[2], embeddings=sys.argv[3])
+status = pathlib.Path("/proc/self/status").read_text().splitlines()
+print(next(line.split()[1] for line in status if line.startswith("VmHWM:")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+def test_memory_grows_with_neither_texts_nor_vectors(tmp_path):
+    """Peaks of processes of their own; a text has 2000 characters, a vector in its file 2048 bytes, in any order."""
+    sizes, peaks = (40_000, 120_000), {}
+    rng = np.random.default_rng(0)
+    noise = "".join(rng.choice(list("abcdefghij "), 10**6))
+    for n in sizes:
+        ids = [f"i{i:06d}" for i in range(n)]
+        starts = rng.integers(0, len(noise) - 2000, n)
+        write_catalog(tmp_path / f"c{n}", ids, [noise[start : start + 2000] for start in starts])
+        flat = pa.array(rng.standard_normal(n * 512, np.float32))
+        vectors = pa.FixedSizeListArray.from_arrays(flat, 512)
+        shuffled = [ids[i] for i in rng.permutation(n)]
+        pq.write_table(pa.table({"item_id": shuffled, "embedding": vectors}), tmp_path / f"v{n}.parquet")
+        for name in ("", str(tmp_path / f"v{n}.parquet")):
+            command = [sys.executable, "-c", PEAK, str(tmp_path / f"c{n}"), str(tmp_path / "e"), name]
+            out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            peaks[bool(name), n] = int(out.split()[-1]) * 1024
+    grown = {own: (peaks[own, sizes[1]] - peaks[own, sizes[0]]) / (sizes[1] - sizes[0]) for own in (False, True)}
+    assert grown[False] < 500, peaks
+    assert grown[True] < 700, peaks  # the ids, of catalog and file, and where each belongs
+
+
 def test_encoders_that_cannot_be_loaded(catalog, tmp_path, monkeypatch):
     import huggingface_hub.constants
 
@@ -161,10 +231,10 @@ def test_encoders_that_cannot_be_loaded(catalog, tmp_path, monkeypatch):
 
 
 def test_nan_names_the_items(catalog, tmp_path, monkeypatch):
-    def encode(texts, advance):
+    def run(texts, advance):
         return np.where(np.arange(len(texts))[:, None] % 2, np.nan, 1.0).astype(np.float32), 0
 
-    monkeypatch.setattr(encoders, "load", lambda *a, **k: encoders.Encoder(1, {}, encode))
+    monkeypatch.setattr(encoders, "load", lambda *a, **k: encoders.Encoder(1, {}, list, run))
     fails(catalog, tmp_path, "NaN or infinity for 2 of 5 items, such as 'i1', 'i3'", encoder="hashing")
 
 
@@ -185,6 +255,28 @@ def test_own_vectors_are_put_in_catalog_order(catalog, tmp_path, kind):
     assert (summary["extra_vectors"], summary["width"], summary["encoder"]) == (1, 2, "own vectors")
     stored = artifacts.load(tmp_path / "e", "item_embeddings/v1").read_table("embeddings.parquet").schema
     assert stored.field("embedding").type.value_type == (pa.float16() if "half" in str(kind) else pa.float32())
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_own_vectors_of_many_batches_are_those_that_a_plain_index_gives(catalog, tmp_path, monkeypatch, half):
+    """A file of several row groups, shuffled but for some runs, with rows of other items and a null among these."""
+    rng = np.random.default_rng(0)
+    ids = [f"i{n}" for n in range(5)] + [f"other {n}" for n in range(20)]
+    order = np.append(rng.permutation(22), [22, 23, 24])
+    vectors = rng.standard_normal((25, 3)).astype(np.float16 if half else np.float64)
+    column = [None if ids[n] == "other 7" else vectors[n] for n in order]
+    kind = pa.list_(pa.float16() if half else pa.float64(), 3)
+    table = pa.table({"item_id": [ids[n] for n in order], "embedding": pa.array(column, kind)})
+    pq.write_table(table, tmp_path / "own.parquet", row_group_size=10)
+    monkeypatch.setattr(own_vectors, "ROWS", 4)
+    monkeypatch.setattr(stage, "ROWS", 2)
+    fails(catalog, tmp_path, "1 vectors are null or empty", embeddings=str(tmp_path / "own.parquet"))
+    column = [vectors[n] for n in order]
+    pq.write_table(
+        table.set_column(1, "embedding", pa.array(column, kind)), tmp_path / "own.parquet", row_group_size=10
+    )
+    embed(str(catalog), str(tmp_path / "e"), embeddings=str(tmp_path / "own.parquet"))
+    assert np.array_equal(vectors_of(tmp_path / "e"), vectors[:5].astype(np.float16 if half else np.float32))
 
 
 def test_everything_wrong_with_own_vectors_at_once(catalog, tmp_path):

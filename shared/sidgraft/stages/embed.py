@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sidgraft import artifacts, checks, encoders, storage, tables
+from sidgraft import artifacts, checks, encoders, own_vectors, storage, tables
+from sidgraft.artifacts import Artifact
 from sidgraft.precisions import DTYPES
 from sidgraft.progress import Progress, say
 
-ROWS = 16_384  # items in memory at a time; texts are sorted by length within them
+CATALOG = "catalog.parquet"
+ROWS = 16_384  # items at a time; texts are sorted by length within these alone
 
 
 def embed(
@@ -55,8 +59,6 @@ def embed(
     checks.one_of("dtype", dtype, DTYPES)
     checks.positive(max_tokens=max_tokens, batch_tokens=batch_tokens)
     items = artifacts.load(catalog, "catalog/v1")
-    table = items.read_table("catalog.parquet", columns=["item_id", "text"])
-
     if embeddings:
         settings: dict[str, Any] = {"embeddings_digest": _digest(embeddings, embeddings_digest)}
     else:
@@ -68,7 +70,7 @@ def embed(
     ) as draft:
         file = draft.path / "embeddings.parquet"
         if embeddings:
-            about = _take_own(table, file, embeddings, embeddings_item_id, embeddings_column)
+            about = _take_own(items, file, embeddings, embeddings_item_id, embeddings_column)
         else:
             say(f"embed: loading {encoder}")
             model = encoders.load(
@@ -78,41 +80,56 @@ def embed(
                 dtype=DTYPES[dtype],
                 trust_remote_code=trust_remote_code,
             )
-            about = {"encoder": settings["encoder"], "dtype": dtype} | model.about | _encode(table, file, model)
+            about = {"encoder": settings["encoder"], "dtype": dtype} | model.about | _encode(items, file, model)
         draft.metadata.update(about)
     _tell(about)
     return {name: value for name, value in about.items() if isinstance(value, str | int | float)}
 
 
-def _encode(table: pa.Table, file: Path, model: encoders.Encoder) -> dict[str, Any]:
-    """Embed ROWS texts at a time and write them as they come, so that memory does not grow with the catalog."""
-    truncated = 0
-    with Progress("embed", table.num_rows, "items") as progress, _writer(file, model.width, np.float32) as writer:
-        for ids, texts in _slices(table):
-            vectors_ND, cut = model.encode(texts.to_pylist(), progress.update)
+def _encode(items: Artifact, file: Path, model: encoders.Encoder) -> dict[str, Any]:
+    """Embed ROWS texts at a time and write them as they come, so that memory does not grow with the catalog.
+
+    Texts are sorted by length within these ROWS, not within the catalog: a block pads a little more than all would.
+    """
+    truncated, count = 0, pq.read_metadata(items.path / CATALOG).num_rows
+
+    def prepare(batch: pa.RecordBatch) -> tuple[pa.Array, Any]:
+        return batch["item_id"], model.prepare(batch["text"].to_pylist())
+
+    blocks = _ahead(prepare, items.read_batches(CATALOG, ["item_id", "text"], ROWS))
+    with Progress("embed", count, "items") as progress, _writer(file, model.width, np.float32) as writer:
+        for ids, prepared in blocks:
+            vectors_ND, cut = model.run(prepared, progress.update)
             encoders.check_finite(vectors_ND, ids.to_pylist())
             writer.write_batch(_batch(ids, vectors_ND, writer.schema))
             truncated += cut
-    return {"items": table.num_rows, "width": model.width, "texts_truncated": truncated}
+    return {"items": count, "width": model.width, "texts_truncated": truncated}
 
 
-def _take_own(table: pa.Table, file: Path, path: str, item_column: str, vector_column: str) -> dict[str, Any]:
-    """Write the user's vectors, checked and in catalog order."""
-    vectors_ND, counts = encoders.own_vectors(path, item_column, vector_column, table["item_id"].combine_chunks())
+def _ahead(prepare: Callable[[Any], Any], blocks: Iterable[Any]) -> Iterator[Any]:
+    """Yield what ``prepare`` makes of each block; that of the next is made in a thread while this one is in use."""
+    with ThreadPoolExecutor(1) as thread:
+        made = None
+        for block in blocks:
+            following = thread.submit(prepare, block)
+            if made is not None:
+                yield made.result()
+            made = following
+        if made is not None:
+            yield made.result()
+
+
+def _take_own(items: Artifact, file: Path, path: str, item_column: str, vector_column: str) -> dict[str, Any]:
+    """Write the user's vectors, checked and in catalog order; the ids alone are held."""
+    ids = items.read_table(CATALOG, columns=["item_id"])["item_id"].combine_chunks()
+    own = own_vectors.check(path, item_column, vector_column, ids)
     start = 0
-    with _writer(file, vectors_ND.shape[1], vectors_ND.dtype) as writer:
-        for ids, _ in _slices(table):
-            writer.write_batch(_batch(ids, vectors_ND[start : start + len(ids)], writer.schema))
-            start += len(ids)
-    about = {"encoder": "own vectors", "pooling": None, "items": table.num_rows, "width": vectors_ND.shape[1]}
-    return about | counts
-
-
-def _slices(table: pa.Table) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield ids and texts, ROWS at a time."""
-    for start in range(0, table.num_rows, ROWS):
-        piece = table.slice(start, ROWS).combine_chunks()
-        yield piece["item_id"].combine_chunks(), piece["text"].combine_chunks()
+    with _writer(file, own.width, own.dtype) as writer, tempfile.TemporaryFile(dir=file.parent) as scratch:
+        for vectors_BD in own.in_order(scratch, ROWS):
+            writer.write_batch(_batch(ids[start : start + len(vectors_BD)], vectors_BD, writer.schema))
+            start += len(vectors_BD)
+    about = {"encoder": "own vectors", "pooling": None, "items": len(ids), "width": own.width}
+    return about | {"extra_vectors": own.extra}
 
 
 def _writer(file: Path, width: int, dtype: Any) -> pq.ParquetWriter:
