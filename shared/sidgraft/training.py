@@ -80,8 +80,8 @@ def pack_step(
 ) -> dict[str, list[dict[str, Any]]]:
     """Pack one process's share of a step's samples, in parts of ``tokens_at_once``, each with its loss's weight.
 
-    A part is as many samples, in their order, as make at most so many tokens with padding to the longest, at least
-    one; 0 makes a single part. Processes average their gradients and parts add them up, so a mean over M of all the
+    A part is as many samples as make at most so many tokens with padding to the longest, at least one; 0 makes a
+    single part. Samples of several parts go by length, the longest first, so that attention pads little. Processes average their gradients and parts add them up, so a mean over M of all the
     step's targets counts ``world * M / all``: what comes out is the mean over all targets, as one process would form
     it in one part. A process without a sample of its own (a last step with fewer samples than processes) takes part
     with weight 0. Raises ValueError where there is no target.
@@ -97,13 +97,12 @@ def pack_step(
 
 
 def _parts(samples: list[Sample], tokens_at_once: int) -> list[list[Sample]]:
+    if not tokens_at_once or len(samples) * max(map(len, samples), default=0) <= tokens_at_once:
+        return [samples]
     parts: list[list[Sample]] = [[]]
-    longest = 0
-    for sample in samples:
-        longest = max(longest, len(sample))
-        if tokens_at_once and parts[-1] and (len(parts[-1]) + 1) * longest > tokens_at_once:
+    for sample in sorted(samples, key=len, reverse=True):
+        if parts[-1] and (len(parts[-1]) + 1) * len(parts[-1][0]) > tokens_at_once:
             parts.append([])
-            longest = len(sample)
         parts[-1].append(sample)
     return parts
 

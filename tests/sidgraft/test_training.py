@@ -177,7 +177,7 @@ def test_a_step_in_parts_has_the_loss_and_the_gradient_of_the_stock_model(tmp_pa
     new = slice(vocabulary.first_id, vocabulary.first_id + vocabulary.n_new)
     model.zero_grad()
     batch = pack_step(samples, tokens_at_once=tokens)
-    assert len(batch["parts"]) == {7: 9, 14: 5, 24: 4, 1000: 1}[tokens]
+    assert len(batch["parts"]) == {7: 9, 14: 5, 24: 3, 1000: 1}[tokens]
     if what == "ground":
         trained, trainer = GroundingModel(model, vocabulary, rows), PartsTrainer
         found = trained.rows
@@ -190,6 +190,15 @@ def test_a_step_in_parts_has_the_loss_and_the_gradient_of_the_stock_model(tmp_pa
     torch.testing.assert_close(loss, stock.detach(), check_dtype=False, rtol=1e-5, atol=1e-6)
     expected = expected[new] if what == "ground" else expected
     torch.testing.assert_close(found.grad, expected, check_dtype=False, rtol=1e-5, atol=1e-7)
+
+
+def test_parts_hold_samples_of_like_length_and_a_step_of_one_part_keeps_its_order():
+    samples = [Sample(np.full(n, n), np.arange(n) > 0) for n in (3, 9, 2, 9, 3, 9, 1)]
+    parts = pack_step(samples, tokens_at_once=18)["parts"]
+    assert [part["packing"].lengths_B.tolist() for part in parts] == [[8, 8], [8, 2], [2, 1]]  # the last is no input
+    assert sum(part["weight"] for part in parts) == pytest.approx(1)
+    (whole,) = pack_step(samples, tokens_at_once=54)["parts"]
+    assert whole["packing"].lengths_B.tolist() == [2, 8, 1, 8, 2, 8]
 
 
 def test_a_step_without_a_target_is_refused():

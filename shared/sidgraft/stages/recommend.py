@@ -46,7 +46,7 @@ def recommend(
         score: exact (log-softmax over the whole vocabulary) or restricted (over the valid children).
         exclude_history: Do not recommend the items of a user's history.
         users_at_once: Users that are held in memory at a time.
-        batch_tokens: Prompt tokens in a decoding batch.
+        batch_tokens: Prompt tokens in a decoding batch; one that the memory does not hold is halved.
         precision: bfloat16 or float32.
     """
     checks.one_of("score", score, ("exact", "restricted"))
