@@ -191,12 +191,11 @@ class Prefix:
     values: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def of(whole: Packing, first_B: list[int]) -> Prefix:
-        """Cut the sequences of ``whole`` behind their first ``first_B`` tokens."""
-        rest_B = (whole.lengths_B.cpu() - torch.tensor(first_B)).tolist()
-        cut_B = torch.tensor(first_B, device=whole.padded_T.device)
-        first_T = whole.padded_T % whole.longest < cut_B[whole.padded_T // whole.longest]
-        return Prefix(whole, whole.part(first_T, first_B), whole.part(~first_T, rest_B))
+    def of(whole: Packing, first_T: torch.Tensor) -> Prefix:
+        """Cut the sequences of ``whole`` behind the tokens in the mask, which are the first ones of each."""
+        first_B = torch.bincount((whole.padded_T // whole.longest)[first_T], minlength=whole.batch)
+        first, rest = first_B.tolist(), (whole.lengths_B - first_B).tolist()
+        return Prefix(whole, whole.part(first_T, first), whole.part(~first_T, rest))
 
     def places(self, part: Packing, offset_B: torch.Tensor | None = None) -> torch.Tensor:
         """Where each token of a part stands in the padded batch of whole sequences [B * S], given its offset."""

@@ -161,16 +161,14 @@ def _hidden(
     Nothing that such a token computes depends on a new row, so the backward pass has no business there.
     """
     new_T = new_U if packing.row_T is None else new_U[packing.row_T]
-    sequence_T = packing.padded_T // packing.longest
     seen_T = torch.zeros(packing.batch, packing.longest, dtype=torch.bool, device=new_T.device)
     seen_T = seen_T.flatten().index_copy(0, packing.padded_T, new_T).view(packing.batch, -1).cummax(dim=1).values
     first_T = ~seen_T.flatten()[packing.padded_T]
-    first_B = torch.bincount(sequence_T[first_T], minlength=packing.batch).tolist()
-    if not any(first_B) or first_T.all():
+    if first_T.all() or not first_T.any():
         return decoder(
             inputs_embeds=embedded_1UD, position_ids=positions_1U, packing=packing, use_cache=False
         ).last_hidden_state[0]
-    prefix = Prefix.of(packing, first_B)
+    prefix = Prefix.of(packing, first_T)
     first_U = first_T if packing.first_U is None else first_T[packing.first_U]
     hidden_UD = torch.zeros_like(embedded_1UD[0])
     for part, mask_U in ((prefix.first, first_U), (prefix.rest, ~first_U)):

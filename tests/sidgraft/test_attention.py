@@ -58,9 +58,9 @@ def test_the_rest_of_sequences_attends_to_what_was_kept_of_their_beginnings(monk
     generator = torch.Generator().manual_seed(1)
     q, k, v = states(17, 6, generator), states(17, 2, generator), states(17, 2, generator)
     expected = one_by_one(q, k, v, lengths)
-    prefix = Prefix.of(Packing.of(lengths), first)
     position_T = torch.cat([torch.arange(n) for n in lengths])
     is_first_T = position_T < torch.repeat_interleave(torch.tensor(first), torch.tensor(lengths))
+    prefix = Prefix.of(Packing.of(lengths), is_first_T)
     for part, at in ((prefix.first, is_first_T), (prefix.rest, ~is_first_T)):
         given = (t[:, :, at] for t in (q, k, v))
         found, _ = attention._attention(Layer(), *given, None, scaling=0.3, packing=part, prefix=prefix)
@@ -132,9 +132,9 @@ def test_shared_beginnings_may_stand_on_both_sides_of_what_runs_without_gradient
     generator = torch.Generator().manual_seed(4)
     q, k, v = (states(len(packing.first_U), heads, generator) for heads in (6, 2, 2))
     expected = one_by_one(*(t[:, :, packing.row_T] for t in (q, k, v)), [len(s) for s in SHARED])
-    prefix = Prefix.of(packing, first)
     position_T = torch.cat([torch.arange(len(s)) for s in SHARED])
     is_first_T = position_T < torch.repeat_interleave(torch.tensor(first), torch.tensor([len(s) for s in SHARED]))
+    prefix = Prefix.of(packing, is_first_T)
     is_first_U = is_first_T[packing.first_U]
     for part, at_U, at_T in ((prefix.first, is_first_U, is_first_T), (prefix.rest, ~is_first_U, ~is_first_T)):
         given = (t[:, :, at_U] for t in (q, k, v))
