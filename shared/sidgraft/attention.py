@@ -24,6 +24,10 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 NAME = "sidgraft_packed"
+# What a model's configuration may ask for beside attention and output head, and where nothing here would do it.
+LEFT_OUT = (
+    "attn_logit_softcapping", "final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier",
+)  # fmt: skip
 SHORT = 512  # tokens up to which, on a CPU, plain products are faster than the fused kernel
 
 
@@ -228,7 +232,18 @@ def _seen(position_BR: torch.Tensor, longest: int, window: int | None) -> torch.
 
 
 def use_packed_attention(model: Any) -> None:
-    """Make a transformers model attend through this module; its forward then takes ``packing=`` or ``beams=``."""
+    """Make a transformers model attend through this module; its forward then takes ``packing=`` or ``beams=``.
+
+    Raises ValueError for a model that scales or caps its logits, which losses and scores here would leave out.
+    """
+    config = model.config.get_text_config()
+    asked = {name: getattr(config, name, None) for name in LEFT_OUT}
+    asked = [f"{name}={value}" for name, value in asked.items() if value not in (None, 1.0)]
+    if asked:
+        raise ValueError(
+            f"the model ({config.model_type}) computes its logits with {', '.join(asked)}, which is not supported: give"
+            " a base model without, such as Qwen3, Llama, Mistral or Gemma 3."
+        )
     AttentionInterface.register(NAME, _attention)
     # None means that the model builds no mask at all: the packing says it all.
     AttentionMaskInterface.register(NAME, lambda *_, **__: None)

@@ -80,11 +80,12 @@ def pack_step(
 ) -> dict[str, list[dict[str, Any]]]:
     """Pack one process's share of a step's samples, in parts of ``tokens_at_once``, each with its loss's weight.
 
-    A part is as many samples as make at most so many tokens with padding to the longest, at least one; 0 makes a
-    single part. Samples of several parts go by length, the longest first, so that attention pads little. Processes average their gradients and parts add them up, so a mean over M of all the
-    step's targets counts ``world * M / all``: what comes out is the mean over all targets, as one process would form
-    it in one part. A process without a sample of its own (a last step with fewer samples than processes) takes part
-    with weight 0. Raises ValueError where there is no target.
+    A part is as many samples as make at most so many tokens with padding to the longest, at least one; 0 makes a single
+    part. Samples of several parts go by length, the longest first, so that attention pads little. Processes average
+    their gradients and parts add them up, so a mean over M of all the step's targets counts ``world * M / all``: what
+    comes out is the mean over all targets, as one process would form it in one part. A process without a sample of its
+    own (a last step with fewer samples than processes) takes part with weight 0. Raises ValueError where there is no
+    target.
     """
     samples = [sample for sample in samples if sample.target_S.any()]  # others would make a part without a mean
     if not samples:
@@ -122,7 +123,7 @@ class GroundingModel(nn.Module):
         self.first_id, self.n_new = vocabulary.first_id, vocabulary.n_new
         self.rows = nn.Parameter(rows["rows"].clone())
         self.head_rows = nn.Parameter(rows["head_rows"].clone()) if "head_rows" in rows else None
-        self._frozen = (model.get_decoder(), model.get_input_embeddings().weight, model.get_output_embeddings())
+        self._frozen = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
         if self._frozen[2].bias is not None:
             raise ValueError("the base model's output head has a bias, which grounding does not support.")
 
@@ -136,11 +137,13 @@ class GroundingModel(nn.Module):
         weight: float = 1.0,
     ) -> dict[str, torch.Tensor]:
         """Mean loss at the supervised positions over the whole extended vocabulary, times its weight."""
-        decoder, embedding_VD, head = self._frozen
+        decoder, text, head = self._frozen
         new_1U = (input_ids >= self.first_id) & (input_ids < self.first_id + self.n_new)
-        embedded = embedding_VD[input_ids.masked_fill(new_1U, 0)]
+        embedded = text(input_ids.masked_fill(new_1U, 0))
         # embedding(), because the gradient of plain indexing adds up in another order each time on several threads
         own = embedding((input_ids - self.first_id).masked_fill(~new_1U, 0), self.rows).to(embedded.dtype)
+        if (scale := getattr(text, "embed_scale", None)) is not None:  # Gemma's embedding multiplies what it looks up
+            own = own * torch.as_tensor(scale).to(own)
         embedded = torch.where(new_1U.unsqueeze(-1), own, embedded)
         hidden_UD = _hidden(decoder, embedded, position_ids, packing, new_1U[0])
         rows_ND = self.rows if self.head_rows is None else self.head_rows

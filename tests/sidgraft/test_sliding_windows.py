@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, MistralConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
+    MistralConfig,
+    Qwen3Config,
+)
 
 from sidgraft import attention
 from sidgraft.attention import use_packed_attention
@@ -84,7 +92,7 @@ def plain_loss(model, batch):
 
 
 @pytest.mark.parametrize("short", [0, 512], ids=["fused", "products"])
-@pytest.mark.parametrize("name", ["all", "mixed"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_grounding_looks_back_as_far_as_the_model_does(monkeypatch, name, short):
     """Loss and gradient of the rows, where a forward without gradients and one with them share the work."""
     monkeypatch.setattr(attention, "SHORT", short)
@@ -101,6 +109,23 @@ def test_grounding_looks_back_as_far_as_the_model_does(monkeypatch, name, short)
     torch.testing.assert_close(loss, expected)
     loss.backward()
     torch.testing.assert_close(grounding.rows.grad, gradient[new], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (lambda: Gemma2Config(num_hidden_layers=1, **SMALL), "gemma2.*attn_logit_softcapping=50.0, final"),
+        (lambda: GraniteConfig(num_hidden_layers=1, logits_scaling=8.0, **SMALL), "granite.*logits_scaling=8.0"),
+        (lambda: CohereConfig(num_hidden_layers=1, **SMALL), "cohere.*logit_scale=0.0625"),
+    ],
+)
+def test_a_model_that_changes_its_logits_is_refused(config, named):
+    with pytest.raises(ValueError, match=named):
+        use_packed_attention(AutoModelForCausalLM.from_config(config()))
+
+
+def test_a_model_that_could_change_its_logits_and_does_not_is_taken():
+    use_packed_attention(AutoModelForCausalLM.from_config(GraniteConfig(num_hidden_layers=1, **SMALL)))
 
 
 @pytest.mark.parametrize("asked", [{"softcap": 50.0}, {"s_aux": torch.zeros(2)}])
