@@ -1,8 +1,9 @@
 """Run all benchmarks in turn and render their results. Run: python benchmarks/all.py [--quick] [--data DIR] [NAME ...].
 
-Each result is the JSON line that a benchmark prints last, kept in results.jsonl with the command and the machine; the
-table of RESULTS.md is rendered from that file, and growth.svg drawn. Only full runs on a quiet machine are kept: with
---quick, or where other processes use the same processors, results are shown and not recorded. `make bench` runs this.
+Each result is the JSON line that a benchmark prints last, kept in results.jsonl with the command, the machine and the
+commit of the code; the table of RESULTS.md is rendered from that file, and growth.svg drawn. Only full runs on a quiet
+machine are kept: where other processes use the same processors, results are shown and not recorded. Of --quick only the
+time is kept, in quick.json. `make bench` runs this; `--stale` lists records that today's code would make otherwise.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import growth
+from checks import missing, targets
 
 HERE = Path(__file__).resolve().parent
 NAMES = (
     "decode", "constraint", "ground", "finetune", "quantize", "embed", "parquet", "pipeline", "startup", "growth",
 )  # fmt: skip
 RECORDS, PAGE, PLOT = HERE / "results.jsonl", HERE / "RESULTS.md", HERE / "growth.svg"
+QUICK = HERE / "quick.json"  # seconds of each benchmark's --quick
+OURS = ("benchmarks/results.jsonl", "benchmarks/RESULTS.md", "benchmarks/growth.svg", "benchmarks/quick.json")
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 BUSY = 0.1  # of the time of the processors at hand, used by others: from there on nothing is recorded
 
@@ -32,37 +36,60 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="the small sizes, under a minute each; not recorded")
     parser.add_argument("--data", metavar="FOLDER", help="finetune: compare on the data there, too")
+    parser.add_argument("--stages", metavar="A,B", help="growth: measure these, keep what is recorded of the others")
+    parser.add_argument("--stale", action="store_true", help="run nothing: list the records to measure again, and why")
+    parser.add_argument("--render", action="store_true", help="run nothing: write the page from what is recorded")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(NAMES)}; all when none is given")
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; they are {', '.join(NAMES)}")
     records = {record["name"]: record for record in read_records()}
+    if args.stale:
+        for name in args.names or NAMES:
+            for reason in stale(records[name]) if name in records else ["not recorded"]:
+                print(f"{name}: {reason}")
+        return 0
+    if args.render:
+        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), read_records()), encoding="utf-8")
+        return 0
     failed = []
     for name in args.names or NAMES:
-        busy = used_by_others()
-        command = [f"benchmarks/{name}.py", *(["--quick"] if args.quick else []), "--json"]
+        busy, code = used_by_others(), commit()
+        options = ["--quick"] * args.quick + ["--json"]
         if args.data and name == "finetune":
-            command += ["--data", args.data]
+            options += ["--data", args.data]
+        if args.stages and name == "growth":
+            options += ["--stages", args.stages]
+        command = [f"benchmarks/{name}.py", *options]
         print(f"\n== python {' '.join(command)}", flush=True)
         started = time.monotonic()
         done = subprocess.run([sys.executable, *command], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
+        took = time.monotonic() - started
         print(done.stdout, flush=True)
         if done.returncode:
             failed.append(name)
             continue
         record = json.loads(done.stdout.splitlines()[-1])
-        print(f"{name}: {time.monotonic() - started:.0f} s")
+        print(f"{name}: {took:.0f} s")
         busy = max(busy, used_by_others())
-        if args.quick or busy > BUSY:
-            reason = "quick" if args.quick else f"other processes use {busy:.0%} of the processors"
-            print(f"{name}: not recorded ({reason})")
+        if busy > BUSY:
+            print(f"{name}: not recorded (other processes use {busy:.0%} of the processors)")
             continue
-        shown = " ".join(Path(part).name if part == args.data else part for part in command)
-        records[name] = record | {"command": f"python {shown}", "machine": machine()}
-        RECORDS.write_text("".join(json.dumps(records[n]) + "\n" for n in NAMES if n in records), encoding="utf-8")
-        if "sizes" in record:
-            growth.draw(record["sizes"], PLOT)
+        if args.quick:
+            times = {**read_quick(), name: round(took)}
+            QUICK.write_text(json.dumps({n: times[n] for n in NAMES if n in times}) + "\n", encoding="utf-8")
+            print(f"{name}: of the quick form only the time is recorded")
+        else:
+            record["commit"] = code
+            if "sizes" in record:
+                record = growth.joined(records.get(name), record)
+                growth.draw(record["sizes"], PLOT)
+            shown = " ".join("BEAUTY" if part == args.data else part for part in command)
+            records[name] = record | {
+                "command": f"python {shown}", "machine": machine(), "minutes": round(took / 60, 1),
+            }  # fmt: skip
+            RECORDS.write_text("".join(json.dumps(records[n]) + "\n" for n in NAMES if n in records), encoding="utf-8")
         PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), read_records()), encoding="utf-8")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
@@ -73,6 +100,34 @@ def read_records() -> list[dict[str, Any]]:
     """The recorded results, in the order of NAMES."""
     lines = RECORDS.read_text(encoding="utf-8").splitlines() if RECORDS.exists() else []
     return [json.loads(line) for line in lines]
+
+
+def read_quick() -> dict[str, int]:
+    """Seconds of the quick forms that are recorded."""
+    return json.loads(QUICK.read_text(encoding="utf-8")) if QUICK.exists() else {}
+
+
+def stale(record: dict[str, Any]) -> list[str]:
+    """Why a record is not what today's code would write; empty where it is."""
+    reasons = []
+    if lacking := missing(record["name"], record["equal"]):
+        reasons.append(f"before the check of {', '.join(lacking)}")
+    if "commit" not in record:
+        reasons.append("before commits were recorded")
+    return reasons
+
+
+def commit() -> str:
+    """The short name of the code's commit, with a + where files were changed since; what this writes does not count."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.check_output(["git", *arguments], cwd=HERE.parent, text=True).strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{name}" for name in OURS))
+        return git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"  # not a checkout of git
 
 
 def used_by_others() -> float:
@@ -105,29 +160,40 @@ def with_table(page: str, records: list[dict[str, Any]]) -> str:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Markdown: one line a ratio, and under it for each benchmark what was equal, the roof and the command."""
-    missing = [name for name in NAMES if name not in {record["name"] for record in records}]
+    """Markdown: one line a ratio, one line an equality with a goal, and each benchmark's checks, roof and command."""
+    absent = [name for name in NAMES if name not in {record["name"] for record in records}]
     lines = []
     if records:
         lines += ["| benchmark | against | times faster | goal | reached |", "|---|---|---|---|---|"]
     for record in records:
         for peer, (ratio, goal) in record["ratios"].items():
-            reached = "yes" if ratio >= goal else "no"
-            lines.append(f"| {record['name']} | {peer} | {ratio:.4g} | {goal:g} | {reached} |")
+            lines.append(f"| {record['name']} | {peer} | {ratio:.4g} | {goal:g} | {'yes' if ratio >= goal else 'no'} |")
+    aimed = [
+        (record["name"], *found) for record in records for found in targets(record["name"], record["equal"]).items()
+    ]
+    if aimed:
+        lines += ["", "| benchmark | equality | value | goal | reached |", "|---|---|---|---|---|"]
+    for name, what, (value, goal) in aimed:
+        lines.append(f"| {name} | {what} | {value:.4g} | {goal:g} | {'yes' if value >= goal else 'no'} |")
     lines += [""] if records else []
     for record in records:
         facts = [
             ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record[part].items())
             for part in ("equal", "roof")
         ]
+        took = f", {record['minutes']:g} minutes" if "minutes" in record else ""
+        of = f", commit {record['commit']}" if "commit" in record else ""
+        old = "".join(f" **{reason[0].upper()}{reason[1:]}.**" for reason in stale(record))
         lines.append(
             f"- **{record['name']}** ({record['about']}): `{record['command']}` on {record['machine']},"
-            f" threads: {record['threads']}. Equal: {facts[0]}. Roof: {facts[1]}."
+            f" threads: {record['threads']}{took}{of}.{old} Equal: {facts[0]}. Roof: {facts[1]}."
         )
     if any("sizes" in record for record in records):
         lines.append(f"\n![Time and peak memory against items, with the exponents of growth]({PLOT.name})")
-    if missing:
-        lines.append(f"\nNot measured on a quiet machine yet: {', '.join(missing)}.")
+    if quick := read_quick():
+        lines.append(f"\nSeconds with `--quick`: {', '.join(f'{name} {took}' for name, took in quick.items())}.")
+    if absent:
+        lines.append(f"\nNot measured on a quiet machine yet: {', '.join(absent)}.")
     return "\n".join(lines).strip()
 
 

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from checks import CHECKS, checked, targets
+
 
 def options(description: str | None, *, data: bool = False) -> argparse.Namespace:
     """Parse --quick and --json, and --data where a benchmark takes it."""
@@ -75,9 +77,12 @@ def report(
 ) -> None:
     """Print the result: a table, and with --json the object that `make bench` collects.
 
-    ``ratios`` are by peer: how many times faster we are, and the goal. ``equal`` says what was checked to be the same:
-    a check that is False ends the benchmark, since a faster answer that differs is not an answer.
+    ``ratios`` are by peer: how many times faster we are, and the goal. ``equal`` says what was checked to be the same,
+    under the names in `checks`: a check that is False ends the benchmark, since a faster answer that differs is not an
+    answer, and so does a name that is missing or not known there.
     """
+    if checked(dict(equal)) != set(CHECKS[name]):
+        raise SystemExit(f"{name}: checked {sorted(checked(dict(equal)))}, checks.py names {sorted(CHECKS[name])}.")
     wrong = [what for what, value in equal.items() if value is False]
     if wrong:
         raise SystemExit(f"{name}: not the same as the peer: {', '.join(wrong)}. All that was compared: {dict(equal)}")
@@ -87,6 +92,8 @@ def report(
         print(f"  {who:<{width}}  {value:.4g} s")
     for peer, (ratio, goal) in ratios.items():
         print(f"  {ratio:.2f} times faster than {peer} (goal {goal:g})")
+    for what, (value, least) in targets(name, dict(equal)).items():
+        print(f"  {what}: {value:.4g} (goal {least:g}{'' if value >= least else ', not reached'})")
     for label, values in (("equal", equal), ("roof", roof)):
         print(
             f"  {label}: "
