@@ -1,9 +1,11 @@
-"""Time and memory as the catalog grows. Run: python benchmarks/growth.py [--quick] [--json] [--largest N].
+"""Time and memory as the catalog grows. Run: python benchmarks/growth.py [--quick] [--json] [--stages A,B].
 
-prepare, embed (hashing encoder), quantize, the trie and a search with a small model, at 10 thousand items and tenfold
-up to 1 million (prepare, the assignment to fitted codes and the trie: 10 million), each in a process of its own, whose
-peak of memory is counted anew once its inputs are made. The ratio of a stage is the inverse of its exponent between the
-two largest sizes: 1 is linear growth, less is worse. `all.py` draws what it records as growth.svg.
+prepare, embed (hashing encoder), quantize, the assignment to fitted codes, the trie and a search with a small model, at
+10 thousand items and tenfold up to 10 million (embed and quantize: 1 million), each in a process of its own, whose peak
+of memory is counted anew once its inputs are made. Growth is the exponent p of N^p that fits best, in logarithms, the
+sizes whose figures are above noise; the ratio of a stage is its inverse: 1 is linear, less is worse. Beside it stands
+the exponent between the two largest sizes. The trie and the table of 10 million Semantic IDs of 8192 codes a level are
+held to 2 GB. `all.py` draws what it records as growth.svg, and with --stages keeps what is recorded of the others.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -21,14 +22,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from checks import CHECKS, checked
 from measure import threads
 
 LARGEST = {
     "prepare": 10_000_000, "embed": 1_000_000, "quantize": 1_000_000, "assign": 10_000_000, "trie": 10_000_000,
-    "decode": 1_000_000,
+    "decode": 10_000_000,
 }  # fmt: skip
 LINEAR = 0.9  # goal: an exponent of at most 1.11, which leaves room for sorting and caches
-LEAST = {"seconds": 1e-3, "megabytes": 1.0}  # what is less is noise
+NOISE = {"seconds": 0.05, "megabytes": 10.0}  # sizes with figures below are left out of the fit
+SLOWEST = 0.5  # exponents below count as this: better than linear is good enough
+FITS = 2_000_000_000  # bytes for the trie and the table of ITEMS
+ITEMS = 10_000_000
+CODES = 8192  # of a level
 WIDTH = 384
 
 
@@ -37,78 +43,120 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1, 3 and 10 thousand items")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--largest", type=int, default=10_000_000, help="go no further than so many items")
+    parser.add_argument("--stages", default=",".join(LARGEST), metavar="A,B", help=f"some of {', '.join(LARGEST)}")
     parser.add_argument("--part", nargs=3, metavar=("STAGE", "ITEMS", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
         stage, items, folder = args.part
         print(json.dumps(measure(PARTS[stage], int(items), Path(folder))))
         return
+    stages = args.stages.split(",")
+    if unknown := set(stages) - set(LARGEST):
+        parser.error(f"no stage is called {', '.join(sorted(unknown))}; they are {', '.join(LARGEST)}")
     sizes = [1_000, 3_000, 10_000] if args.quick else [10_000, 100_000, 1_000_000, 10_000_000]
     rows = []
-    for stage, largest in LARGEST.items():
+    for stage in stages:
         for items in sizes:
-            if items <= min(largest, args.largest):
+            if items <= min(LARGEST[stage], args.largest):
                 with tempfile.TemporaryDirectory() as folder:
                     command = [sys.executable, __file__, "--part", stage, str(items), folder]
                     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
                 rows.append({"stage": stage, "items": items} | json.loads(out.splitlines()[-1]))
-                print("  {stage:<9} {items:>10,} items  {seconds:9.2f} s  {megabytes:8.0f} MB".format(**rows[-1]))
-    exponents = {
-        stage: {what: exponent([r for r in rows if r["stage"] == stage], what) for what in ("seconds", "megabytes")}
-        for stage in LARGEST
-    }
-    for stage, found in exponents.items():
-        print(f"  {stage}: time grows as N^{found['seconds']:.2f}, memory as N^{found['megabytes']:.2f}")
+                print(
+                    "  {stage:<9} {items:>10,} items  {seconds:9.2f} s  {megabytes:8.0f} MB".format(**rows[-1]),
+                    flush=True,
+                )
+    result = summary(rows) | {"quick": args.quick, "threads": threads()}
+    for name, (ratio, goal) in result["ratios"].items():
+        print(f"  {name}: {ratio:.2f} (goal {goal:g}{'' if ratio >= goal else ', not reached'})")
+    print("  " + ", ".join(f"{name} {value:g}" for name, value in result["roof"].items()))
     if args.json:
-        ratios = {stage: [round(1 / max(e["seconds"], 0.5), 3), LINEAR] for stage, e in exponents.items()}
-        worst = min(ratio for ratio, _ in ratios.values())
-        print(
-            json.dumps(
-                {
-                    "name": "growth",
-                    "ratio": worst,
-                    "goal": LINEAR,
-                    "ratios": {f"linear growth of {stage}": value for stage, value in ratios.items()},
-                    "equal": {
-                        f"memory of {stage} grows as N^": round(e["megabytes"], 3) for stage, e in exponents.items()
-                    },
-                    "roof": {"largest trie and table, bytes an item": bytes_an_item(rows)},
-                    "seconds": {f"{r['stage']}, {r['items']:,} items": r["seconds"] for r in rows},
-                    "sizes": [{k: r[k] for k in ("stage", "items", "seconds", "megabytes")} for r in rows],
-                    "about": "inverse of the exponent of time between the two largest sizes",
-                    "quick": args.quick,
-                    "threads": threads(),
-                }
-            )
-        )
+        print(json.dumps(result))
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The result of these rows, as `all.py` records it. Raises SystemExit where a part did not do its whole work."""
+    lost = [f"{row['stage']} of {row['items']:,} items" for row in rows if not row["whole"]]
+    if lost:
+        raise SystemExit(f"growth: items are missing from what came out of {', '.join(lost)}.")
+    ratios: dict[str, tuple[float, float]] = {}
+    slopes: dict[str, float] = {}
+    for stage in dict.fromkeys(row["stage"] for row in rows):
+        mine = [row for row in rows if row["stage"] == stage]
+        for what, name in (("seconds", "time"), ("megabytes", "memory")):
+            ratios[f"linear growth of {stage}, {name}"] = (round(1 / max(exponent(mine, what), SLOWEST), 3), LINEAR)
+            slopes[f"exponent of {stage}'s {name} between the two largest sizes"] = round(last_slope(mine, what), 3)
+    if tries := [row for row in rows if row["stage"] == "trie"]:
+        of = f"from {tries[-1]['items']:,}" if tries[-1]["items"] != ITEMS else "counted"
+        needed = tries[-1]["bytes"] / tries[-1]["items"] * ITEMS
+        name = f"2 GB, for the trie and table of {ITEMS:,} items of {CODES} codes a level ({of})"
+        ratios[name] = (round(FITS / needed, 3), 1)
+        slopes["bytes an item of trie and table"] = round(needed / ITEMS, 1)
+    equal = {f"every item came through, {stage}": True for stage in dict.fromkeys(row["stage"] for row in rows)}
+    assert checked(equal) == set(CHECKS["growth"])
+    worst = min(ratios.values(), key=lambda found: found[0] / found[1])
+    return {
+        "name": "growth",
+        "ratio": worst[0],
+        "goal": worst[1],
+        "ratios": {name: list(value) for name, value in ratios.items()},
+        "equal": equal,
+        "roof": slopes,
+        "seconds": {f"{row['stage']}, {row['items']:,} items": row["seconds"] for row in rows},
+        "sizes": rows,
+        "about": "inverse of the exponent that fits sizes above {seconds:g} s and {megabytes:g} MB".format(**NOISE),
+    }
+
+
+def joined(earlier: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    """A result of all stages: those just measured, each row with its commit, and of the others what there was."""
+    fresh = [row | {"commit": new["commit"]} for row in new["sizes"]]
+    measured = {row["stage"] for row in fresh}
+    kept = [row for row in (earlier or {}).get("sizes", []) if row["stage"] not in measured]
+    rows = sorted([*kept, *fresh], key=lambda row: (list(LARGEST).index(row["stage"]), row["items"]))
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
+    return new | summary(rows) | {"commit": commits}
+
+
+def above_noise(rows: list[dict[str, Any]], what: str) -> list[tuple[int, float]]:
+    """Items and figures that are no noise; before a single one stands the size below it, with the limit of noise."""
+    kept = [(row["items"], row[what]) for row in rows if row[what] >= NOISE[what]]
+    if len(kept) == 1 and len(rows) > 1:
+        return [(max((row["items"] for row in rows if row[what] < NOISE[what]), default=1), NOISE[what]), *kept]
+    return kept
 
 
 def exponent(rows: list[dict[str, Any]], what: str) -> float:
-    """p of N^p between the two largest sizes; 0 where less than a megabyte or a millisecond was used."""
-    small, large = rows[-2:]
-    if min(small[what], large[what]) <= LEAST[what]:
-        return 0.0
-    return math.log(large[what] / small[what]) / math.log(large["items"] / small["items"])
+    """p of the N^p that fits the sizes above noise best, by least squares in logarithms; 0 where none is above it."""
+    return slope(above_noise(rows, what))
 
 
-def bytes_an_item(rows: list[dict[str, Any]]) -> float:
-    largest = [row for row in rows if row["stage"] == "trie"][-1]
-    return round(largest["bytes"] / largest["items"], 1)
+def slope(points: list[tuple[int, float]]) -> float:
+    return float(np.polyfit(*np.log(np.array(points)).T, 1)[0]) if len(points) > 1 else 0.0
 
 
-def measure(part: Callable[[int, Path], tuple[Callable[[], Any], dict[str, Any]]], items: int, folder: Path) -> Any:
-    """Seconds of a part and the memory that it adds to what its inputs and imports hold, with its own facts."""
+def last_slope(rows: list[dict[str, Any]], what: str) -> float:
+    """p of N^p between the two largest sizes above noise; 0 where none is above it."""
+    return slope(above_noise(rows, what)[-2:])
+
+
+def measure(part: Callable[[int, Path], Any], items: int, folder: Path) -> Any:
+    """Seconds of a part and the memory that it adds to what its inputs and imports hold, with its own facts.
+
+    A part gives what is measured, a check that its result has all items, and facts.
+    """
     import pyarrow as pa
 
-    run, facts = part(items, folder)
+    run, whole, facts = part(items, folder)
     gc.collect()
     pa.default_memory_pool().release_unused()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is held now (Linux)
     before = peak_kilobytes()
     started = time.perf_counter()
-    run()
+    result = run()
     seconds = time.perf_counter() - started
-    return {"seconds": round(seconds, 4), "megabytes": round((peak_kilobytes() - before) / 1024, 1)} | facts
+    megabytes = round((peak_kilobytes() - before) / 1024, 1)
+    return {"seconds": round(seconds, 4), "megabytes": megabytes, "whole": bool(whole(result))} | facts
 
 
 def peak_kilobytes() -> int:
@@ -117,22 +165,23 @@ def peak_kilobytes() -> int:
 
 
 def prepare_part(items: int, folder: Path) -> Any:
-    """A catalog with titles, brands and categories, and half as many users of eight interactions each."""
+    """A catalog with titles, brands and categories, and a third as many users of eight interactions each."""
     make_tables(items, folder)
 
-    def run() -> None:
+    def run() -> dict[str, Any]:
         from sidgraft.stages.prepare import prepare
 
-        prepare(*(str(folder / name) for name in ("catalog.parquet", "log.parquet", "catalog", "interactions")))
+        return prepare(*(str(folder / name) for name in ("catalog.parquet", "log.parquet", "catalog", "interactions")))
 
-    return run, {}
+    return run, lambda summary: summary["items"] == items, {}
 
 
 def embed_part(items: int, folder: Path) -> Any:
     from sidgraft.stages.embed import embed
 
     catalog(items, folder / "catalog")
-    return lambda: embed(str(folder / "catalog"), str(folder / "out"), encoder="hashing"), {}
+    run = lambda: embed(str(folder / "catalog"), str(folder / "out"), encoder="hashing")  # noqa: E731
+    return run, lambda summary: summary["items"] == items, {}
 
 
 def quantize_part(items: int, folder: Path) -> Any:
@@ -141,7 +190,8 @@ def quantize_part(items: int, folder: Path) -> Any:
 
     embeddings(items, folder / "embeddings")
     settings = {"codebook_size": 64, "fit": "sampled", "dedup_size": items}
-    return lambda: quantize(str(folder / "embeddings"), str(folder / "out"), **settings), {}
+    run = lambda: quantize(str(folder / "embeddings"), str(folder / "out"), **settings)  # noqa: E731
+    return run, lambda summary: summary["items"] == items, {}
 
 
 def assign_part(items: int, folder: Path) -> Any:
@@ -152,18 +202,28 @@ def assign_part(items: int, folder: Path) -> Any:
 
     batch_Bd = clustered(min(items, 50_000), WIDTH)
     codebooks, _, _ = residual.fit_residual(batch_Bd[:10_000], [64] * 3, fit="sampled")
-    return lambda: [residual.encode(batch_Bd, codebooks) for _ in range(items // len(batch_Bd))], {}
+
+    def run() -> int:
+        return sum(len(residual.encode(batch_Bd, codebooks)) for _ in range(items // len(batch_Bd)))
+
+    return run, lambda encoded: encoded == items, {}
 
 
 def trie_part(items: int, folder: Path) -> Any:
     from sidgraft.trie import build_trie
 
     codes_NL = unique_codes(items)
+    size = trie_and_table_bytes(codes_NL)
+    return lambda: build_trie(codes_NL), lambda trie: len(trie.item_N) == items, {"bytes": size}
+
+
+def trie_and_table_bytes(codes_NL: np.ndarray) -> int:
+    """Bytes of the table of codes [N, L+1], as the stages hold it, and of all arrays of its trie."""
+    from sidgraft.trie import build_trie
+
     built = build_trie(codes_NL)
     arrays = [*built.first_child, *built.codes, built.item_N]
-    size = sum(array.numel() * array.element_size() for array in arrays) + 4 * codes_NL.size  # codes are int32 on disk
-    del built, arrays
-    return lambda: build_trie(codes_NL), {"bytes": size}
+    return codes_NL.nbytes + sum(array.numel() * array.element_size() for array in arrays)
 
 
 def decode_part(items: int, folder: Path) -> Any:
@@ -188,7 +248,11 @@ def decode_part(items: int, folder: Path) -> Any:
     vocabulary, trie = SidVocabulary(sizes, 100), build_trie(codes_NL)
     prompts = [np.append(np.arange(40) % 90, vocabulary.begin_id) for _ in range(8)]
     decode(model, trie, vocabulary, prompts, beams=50)
-    return lambda: [decode(model, trie, vocabulary, prompts, beams=50) for _ in range(5)], {}
+
+    def distinct(found: list[Any]) -> bool:
+        return all(len(set(row)) == 50 and min(row) >= 0 for row in found[-1].items_UG.tolist())
+
+    return lambda: [decode(model, trie, vocabulary, prompts, beams=50) for _ in range(5)], distinct, {}
 
 
 PARTS: dict[str, Any] = {
@@ -198,12 +262,11 @@ PARTS: dict[str, Any] = {
 
 
 def unique_codes(items: int) -> np.ndarray:
-    """Distinct codes [N, 4] of up to 8192 a level, the last telling apart what shares the others."""
-    size = 8192 if items >= 1_000_000 else 256
-    rng = np.random.default_rng(0)
-    codes_NL = np.minimum(rng.gamma(2.0, size / 6, (items, 3)).astype(np.int64), size - 1)
+    """Distinct codes [N, 4], int64, of up to CODES a level, the last telling apart what shares the others."""
     from sidgraft.quantizers import deduplicate
 
+    rng = np.random.default_rng(0)
+    codes_NL = np.minimum(rng.gamma(2.0, CODES / 6, (items, 3)).astype(np.int64), CODES - 1)
     return deduplicate(codes_NL, items)
 
 
@@ -218,7 +281,7 @@ def make_tables(items: int, folder: Path) -> None:
     rooms = pa.array([f"Department {n % 12} > Shelf {n % 40}" for n in range(2000)])
     table = {"item_id": ids, "title": names.take(kind), "brand": rooms.take(kind // 2), "categories": rooms.take(kind)}
     pq.write_table(pa.table(table), folder / "catalog.parquet")
-    users = np.repeat(np.arange(max(items // 2, 10)), 8)
+    users = np.repeat(np.arange(max(items // 3, 10)), 8)
     bought = ids.take(np.minimum(rng.gamma(1.0, items / 5, len(users)).astype(np.int64), items - 1))
     log = {"user_id": pa.array(users), "item_id": bought, "timestamp": pa.array(np.arange(len(users)))}
     pq.write_table(pa.table(log), folder / "log.parquet")
@@ -263,11 +326,12 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
     for axis, what in zip(axes, ("seconds", "megabytes"), strict=True):
         for stage in dict.fromkeys(row["stage"] for row in rows):
             mine = [row for row in rows if row["stage"] == stage]
-            values = [max(row[what], LEAST[what]) for row in mine]
-            label = f"{stage}: N^{exponent(mine, what):.2f}"
+            values = [max(row[what], NOISE[what] / 10) for row in mine]
+            label = f"{stage}: N^{exponent(mine, what):.2f}, last N^{last_slope(mine, what):.2f}"
             axis.plot([row["items"] for row in mine], values, marker="o", label=label)
         axis.set(xscale="log", yscale="log", xlabel="items", ylabel=what)
-        axis.legend(fontsize=7, title="between the two largest sizes", title_fontsize=7)
+        axis.axhline(NOISE[what], color="grey", linewidth=0.5, linestyle="--")
+        axis.legend(fontsize=7, title="fit above the dashed line; two largest sizes", title_fontsize=7)
     figure.savefig(file)
     plt.close(figure)
 
