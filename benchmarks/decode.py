@@ -2,7 +2,8 @@
 
 A model of Qwen3-0.6B's shape with random weights, 50 beams, 12,000 items of three levels of 256 codes; and the same
 items with a fourth code, as deduplication adds it. Peers: `generate` with `prefix_allowed_tokens_fn` over a set-based
-trie, and the same given its prefill.
+trie, and the same given its prefill. Beams and scores are compared in float32, where both must agree but for ties, and
+in bfloat16, where our overlap with the peer is held to the peer's own between its bfloat16 and its float32.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from sidgraft.trie import build_trie
 
 BEAMS = 50
 CODES = 256
+LEAST = 0.98  # of the peer's beams that are no near-ties
+NEAR = 1e-3  # in float32: how far scores of one item may differ, and how near to the last one a beam is a tie
 
 
 def main() -> None:
@@ -43,11 +46,9 @@ def main() -> None:
     equal: dict[str, Any] = {}
     seconds: dict[str, float] = {}
     for label, codes_NL in (("", codes_N3), (", four codes", np.column_stack([codes_N3, fourth_N]))):
-        found, shared = compare(model, codes_NL, prompt_length, rounds)
+        found, answers = compare(model, codes_NL, prompt_length, rounds)
         seconds |= {f"{name}{label}": value for name, value in found.items()}
-        least = min(0.98, shared["bfloat16 of the peer and in float32 of the peer"])
-        equal[f"same beams{label}"] = shared["float32"] >= 0.98 and shared["bfloat16"] >= least
-        equal |= {f"beams shared in {dtype}{label}": value for dtype, value in shared.items()}
+        equal |= {f"{name}{label}": value for name, value in agreement(**answers).items()}
         mine = found["sidgraft, exact"]
         ratios |= {
             f"generate{label}": (found["generate"] / mine, 20),
@@ -77,8 +78,8 @@ def catalog(items: int) -> np.ndarray:
 
 def compare(
     model: Any, codes_NL: np.ndarray, prompt_length: int, rounds: int
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of ours and of the peers for items of L codes, and the share of the peer's beams by dtype."""
+) -> tuple[dict[str, float], dict[str, dict[int, float]]]:
+    """Seconds of ours and of the peers for items of L codes, and what ours and `generate` found by dtype."""
     sizes = (CODES,) * codes_NL.shape[1]
     vocabulary = SidVocabulary(sizes, model.config.vocab_size - sum(sizes) - 2)
     prompt = np.append(np.random.default_rng(0).integers(0, 1000, prompt_length - 1), vocabulary.begin_id)
@@ -94,17 +95,34 @@ def compare(
         },
         rounds,
     )
-    mine, its = ours["exact"](), theirs()
+    answers = {"mine": ours["exact"](), "its": theirs()}
     model.float()
-    wide, its_wide = ours["exact"](), theirs()
+    answers |= {"mine_wide": ours["exact"](), "its_wide": theirs()}
     model.to(torch.bfloat16)
-    shared = {
-        "bfloat16": overlap(mine, its),
-        "float32": overlap(wide, its_wide),
-        # what bfloat16 alone does to a search: a near-tie at an early level decides for all that is below it
-        "bfloat16 of the peer and in float32 of the peer": overlap(its, its_wide),
+    return seconds, answers
+
+
+def agreement(
+    mine: dict[int, float], its: dict[int, float], mine_wide: dict[int, float], its_wide: dict[int, float]
+) -> dict[str, Any]:
+    """How two searches agree, of which each found {item row: score} in bfloat16 and (wide) in float32.
+
+    In bfloat16 a beam is a near-tie within twice the most by which the peer's own scores differ between the two dtypes:
+    how wrong ours are has no part in it. A near-tie at an early level decides for all that is below it, so even the
+    peer does not keep all of its float32 beams.
+    """
+    wide, difference = overlap(mine_wide, its_wide, NEAR), largest_difference(mine_wide, its_wide)
+    near = 2 * largest_difference(its, its_wide)
+    narrow, its_own = overlap(mine, its, near), overlap(its, its_wide, near)
+    return {
+        "same beams in float32": wide >= LEAST,
+        "same scores in float32": difference < NEAR,
+        "as many beams in bfloat16 as the peer keeps of its own": narrow >= min(LEAST, its_own),
+        "beams shared in float32": wide,
+        "beams shared in bfloat16": narrow,
+        "beams that the peer's own bfloat16 and float32 share": its_own,
+        "largest difference of scores in float32": difference,
     }
-    return seconds, shared
 
 
 def product(model: Any, codes_NL: np.ndarray, vocabulary: SidVocabulary, prompt: np.ndarray) -> dict[str, Any]:
@@ -157,15 +175,20 @@ def peer(model: Any, tokens_NL: np.ndarray, prompt: np.ndarray) -> tuple[Any, An
     return generate, prefilled
 
 
-def overlap(found: dict[int, float], expected: dict[int, float]) -> float:
-    """Share of the expected beams that were found too, but for near-ties with the last one.
+def overlap(found: dict[int, float], expected: dict[int, float], near: float) -> float:
+    """Share of the expected beams that were found too, but for those within ``near`` of the last one; 0 of none.
 
-    Near is what the rounding of two ways to compute it comes to: twice the most by which scores of one item differ.
+    Where all are so near that none is left to compare, all of them are compared.
     """
-    near = 2 * max(abs(found[item] - expected[item]) for item in found.keys() & expected.keys())
     last = min(expected.values())
-    certain = [item for item, score in expected.items() if score > last + near]
-    return sum(item in found for item in certain) / max(len(certain), 1)
+    certain = [item for item, score in expected.items() if score > last + near] or list(expected)
+    return sum(item in found for item in certain) / len(certain)
+
+
+def largest_difference(found: dict[int, float], expected: dict[int, float]) -> float:
+    """The most by which scores of one item differ; infinite where no item was found by both."""
+    both = found.keys() & expected.keys()
+    return max((abs(found[item] - expected[item]) for item in both), default=float("inf"))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from batches import padded
-from decode import catalog, overlap, peer, product
+from decode import agreement, catalog, peer, product
 from peft import TrainableTokensConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -33,6 +33,7 @@ SIZES = (256, 256, 256) if CUDA else (64, 64, 64)
 ROW = 2048 if CUDA else 128  # tokens of a packed row
 ROWS = 8 if CUDA else 2  # of a step of fine-tuning
 ROUNDS = 10 if CUDA else 2
+LOSS = 0.01  # of the loss: what bfloat16 may make of it on the way through the layers
 
 
 def main() -> None:
@@ -78,7 +79,10 @@ def synchronize() -> None:
 
 
 def decoding(model: Any, vocabulary: SidVocabulary) -> dict[str, Any]:
-    """One search of 50 beams, and generate with the same constraint and with its prefill given."""
+    """One search of 50 beams, and generate with the same constraint and with its prefill given.
+
+    Raises SystemExit where the beams differ from generate's by more than rounding, in float32 or in bfloat16.
+    """
     model = copy.deepcopy(model).to(torch.bfloat16)
     codes_NL = catalog(12_000 if CUDA else 300) % SIZES[0]
     codes_NL = np.unique(codes_NL, axis=0)
@@ -88,13 +92,28 @@ def decoding(model: Any, vocabulary: SidVocabulary) -> dict[str, Any]:
     theirs, prefilled = peer(model, tokens_NL, prompt)
     mine = seconds(ours["exact"], ROUNDS)
     others = {"generate": seconds(theirs, 2), "generate, prefilled": seconds(prefilled, 2)}
+    answers = {"mine": ours["exact"](), "its": theirs()}
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    model.float()
+    found = agreement(**answers, mine_wide=ours["exact"](), its_wide=theirs())
+    torch.set_float32_matmul_precision(precision)
+    stop_unless(all(value is not False for value in found.values()), "decoding", found)
     return {
         "milliseconds": round(1000 * mine, 3),
         "goal_milliseconds": 3,
         "ratios": {name: round(value / mine, 2) for name, value in others.items()},
         "goal_ratio": 30,
-        "beams_shared": round(overlap(ours["exact"](), theirs()), 4),
+        "beams_shared": round(found["beams shared in bfloat16"], 4),
+        "beams_shared_float32": round(found["beams shared in float32"], 4),
+        "beams_the_peer_keeps": round(found["beams that the peer's own bfloat16 and float32 share"], 4),
     }
+
+
+def stop_unless(same: bool, part: str, found: dict[str, Any]) -> None:
+    """A faster answer that differs is not an answer: nothing is written of it, and the script fails."""
+    if not same:
+        raise SystemExit(f"gpu_speed: {part} is not the same as the peer: {found}")
 
 
 def samples(vocabulary: SidVocabulary, tokens: int, text: int, items: int) -> list[Sample]:
@@ -138,7 +157,10 @@ def batch_arguments(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def grounding(model: Any, vocabulary: SidVocabulary) -> dict[str, Any]:
-    """A step of the new rows against PEFT's trainable_token_indices on padded batches, both in bfloat16."""
+    """A step of the new rows against PEFT's trainable_token_indices on padded batches, both in bfloat16.
+
+    Raises SystemExit where the losses of the first step differ by more than bfloat16 rounds.
+    """
     first, end = vocabulary.first_id, vocabulary.first_id + vocabulary.n_new
     rows = {"rows": model.get_input_embeddings().weight[first:end].detach().float().clone()}
     mine = GroundingModel(copy.deepcopy(model).to(torch.bfloat16), vocabulary, rows)
@@ -156,7 +178,9 @@ def grounding(model: Any, vocabulary: SidVocabulary) -> dict[str, Any]:
         optimizers[name].zero_grad()
         return loss.item()
 
-    difference = abs(step("mine") - step("theirs"))
+    losses = {name: step(name) for name in models}
+    difference = abs(losses["mine"] - losses["theirs"])
+    stop_unless(difference <= LOSS * abs(losses["theirs"]), "grounding", losses)
     times = {name: seconds(lambda name=name: step(name), ROUNDS) for name in models}
     return {
         "tokens_per_second": round(ROW / times["mine"]),
