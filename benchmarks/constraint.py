@@ -2,8 +2,9 @@
 
 Peers: transformers' processor chain (log-softmax over the vocabulary, `PrefixConstrainedLogitsProcessor` over a
 set-based trie, top-k), the same without its log-softmax, and a dense first level with a CSR gather below it (the method
-of STATIC). Ours and the last two are given the scores. All choose the same beams. The time to build the trie is
-measured against one of Python dictionaries.
+of STATIC). Ours and the last two are given the log-probabilities, whose normaliser the chain computes. All must choose
+the same nodes, but for ties with the last one, with the same scores. The time to build the trie is measured against one
+of Python dictionaries, of 100,000 items at most: what more of them would take is that time by the number of items.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from sidgraft.trie import Trie, build_trie
 BEAMS = 50
 VOCABULARY = 151_936
 LEVELS, CODES = 3, 256
+FEW = 100_000  # items of which dictionaries are built
+NEAR = 1e-4  # scores this near to the last one are ties
 DEPTH = 2  # the step that is measured: from two codes to three, where most beams have several children
+Found = tuple[torch.Tensor, torch.Tensor]  # scores [1, G], best first, and places among the tokens of all beams
 
 
 def main() -> None:
@@ -32,32 +36,35 @@ def main() -> None:
     ratios: dict[str, tuple[float, float]] = {}
     seconds: dict[str, float] = {}
     equal: dict[str, Any] = {}
+    roof: dict[str, float] = {}
+    memory = bandwidth_roof()
     for items in sizes:
         codes_NL = catalog(items)
         started = time.perf_counter()
         trie = build_trie(codes_NL)
         build = time.perf_counter() - started
-        few = codes_NL[:100_000]  # dictionaries of millions would not fit; a dictionary's time is linear in items
+        few = codes_NL[:FEW]  # dictionaries of millions would not fit; a dictionary's time is linear in items
         started = time.perf_counter()
         dictionary(few)
         theirs = (time.perf_counter() - started) * items / len(few)
-        runs, same = step_runs(trie, codes_NL)
+        runs, scores_agree, nodes_agree = step_runs(trie, codes_NL)
         measured = medians(runs, rounds)
         label = f"{items:,} items"
         seconds |= {f"{name}, {label}": value for name, value in measured.items()}
-        seconds |= {f"build, {label}": build, f"build of dictionaries, {label}": theirs}
+        counted = f" (reckoned from {FEW:,})" if items > FEW else ""
+        seconds |= {f"build, {label}": build, f"build of dictionaries{counted}, {label}": theirs}
         for peer, goal in (("processor chain", 1000), ("mask and top-k alone", 1), ("dense + CSR gather", 1)):
             ratios[f"{peer}, {label}"] = (measured[peer] / measured["sidgraft"], goal)
-        ratios[f"dictionaries built, {label}"] = (theirs / build, 5)
-        equal[f"same beams, {label}"] = same
-    touched = 8 * BEAMS * trie.most_children[DEPTH] * 4  # child numbers, codes, scores, sort
-    mine = seconds[f"sidgraft, {sizes[-1]:,} items"]
+        ratios[f"dictionaries built{counted}, {label}"] = (theirs / build, 5)
+        equal |= {f"same scores, {label}": scores_agree, f"same nodes, {label}": nodes_agree}
+        touched = 8 * BEAMS * trie.most_children[DEPTH] * 4  # child numbers, codes, scores, sort
+        roof[f"share of memory bandwidth, {label}"] = touched / measured["sidgraft"] / memory
     report(
         args,
         "constraint",
         ratios,
         equal=equal,
-        roof={"share of memory bandwidth": touched / mine / bandwidth_roof()},
+        roof=roof,
         seconds=seconds,
         about=f"one step of {BEAMS} beams, depth {DEPTH} of {LEVELS + 1}, vocabulary {VOCABULARY}",
     )
@@ -85,8 +92,11 @@ def dictionary(codes_NL: np.ndarray) -> dict[tuple[int, ...], list[int]]:
     return {prefix: sorted(codes) for prefix, codes in children.items()}
 
 
-def step_runs(trie: Trie, codes_NL: np.ndarray) -> tuple[Any, bool]:
-    """The same step three ways, and whether all choose the same beams. Codes stand for token ids 0..K-1."""
+def step_runs(trie: Trie, codes_NL: np.ndarray) -> tuple[Any, bool, bool]:
+    """The same step four ways, and whether all find the same scores and the same nodes. Codes are token ids 0..K-1.
+
+    Each returns scores, best first, and the places that they have among the tokens of all beams.
+    """
     generator = torch.Generator().manual_seed(0)
     rows = torch.randperm(min(len(codes_NL), 100_000), generator=generator)[: BEAMS * 4]
     nodes = torch.unique(trie.path(rows)[DEPTH - 1])[:BEAMS]
@@ -96,24 +106,25 @@ def step_runs(trie: Trie, codes_NL: np.ndarray) -> tuple[Any, bool]:
     width = int(trie.codes[DEPTH].max()) + 1
     logp_BGK = (logits[:, :width] - logits.logsumexp(1, keepdim=True))[None]
 
-    def ours() -> torch.Tensor:
+    def ours() -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         found = _step(trie, DEPTH, nodes[None], score_BG, logp_BGK, beams=beams, renormalise=False)
-        return found[2].sort(descending=True).values
+        scores, order = found[2].sort(descending=True)
+        return scores, (order, *found)
 
     prefix = prefixes(trie, nodes)
     below = (codes_NL[:, None, :DEPTH] == prefix[None].numpy()).all(axis=2).any(axis=1)
     children = dictionary(codes_NL[below])  # of these beams alone: what the chain looks up is the same
     chain = PrefixConstrainedLogitsProcessor(lambda _, sent: children[tuple(sent.tolist())], beams)
 
-    def processors() -> torch.Tensor:
+    def processors() -> Found:
         scores = chain(prefix, torch.log_softmax(logits, dim=1)) + score_BG[0, :, None]
-        return torch.topk(scores.view(1, -1), 2 * beams).values[:, :beams]
+        return torch.topk(scores.view(1, -1), 2 * beams)
 
     logp = torch.log_softmax(logits, dim=1)
 
-    def mask_and_topk() -> torch.Tensor:
+    def mask_and_topk() -> Found:
         scores = chain(prefix, logp) + score_BG[0, :, None]
-        return torch.topk(scores.view(1, -1), 2 * beams).values[:, :beams]
+        return torch.topk(scores.view(1, -1), 2 * beams)
 
     runs = {
         "sidgraft": ours,
@@ -121,8 +132,28 @@ def step_runs(trie: Trie, codes_NL: np.ndarray) -> tuple[Any, bool]:
         "mask and top-k alone": mask_and_topk,
         "dense + CSR gather": lambda: gather(trie, nodes, score_BG, logp_BGK),
     }
-    expected = ours()
-    return runs, all(torch.allclose(run(), expected, atol=1e-4) for run in runs.values())
+    mine, (order, parent_BG, _, _, code_BG) = ours()
+    chosen = (parent_BG * width + code_BG).gather(1, order)[0]
+    answers = [(mine[0], chosen)]
+    for peer, row in (
+        ("processor chain", VOCABULARY),
+        ("mask and top-k alone", VOCABULARY),
+        ("dense + CSR gather", width),
+    ):
+        scores, place = (found[0, :beams] for found in runs[peer]())
+        answers.append((scores, place // row * width + place % row))
+    return runs, all(same_scores(mine[0], scores) for scores, _ in answers), same_nodes(answers)
+
+
+def same_scores(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=NEAR)
+
+
+def same_nodes(answers: list[Any]) -> bool:
+    """Whether answers, each scores [G] and nodes [G], name the same nodes but for ties with the last one."""
+    sets = [set(nodes.tolist()) for _, nodes in answers]
+    certain = [set(nodes[scores > scores.min() + NEAR].tolist()) for scores, nodes in answers]
+    return all(sure <= found for sure in certain for found in sets)
 
 
 def prefixes(trie: Trie, nodes: torch.Tensor) -> torch.Tensor:
@@ -134,7 +165,7 @@ def prefixes(trie: Trie, nodes: torch.Tensor) -> torch.Tensor:
     return torch.stack(codes, dim=1)
 
 
-def gather(trie: Trie, nodes: torch.Tensor, score_BG: torch.Tensor, logp_BGK: torch.Tensor) -> torch.Tensor:
+def gather(trie: Trie, nodes: torch.Tensor, score_BG: torch.Tensor, logp_BGK: torch.Tensor) -> Found:
     """STATIC's step: the children's token ids by CSR, scattered into a mask over all tokens, then top-k over all."""
     first, end = trie.first_child[DEPTH][nodes], trie.first_child[DEPTH][nodes + 1]
     place = first[:, None] + torch.arange(trie.most_children[DEPTH])
@@ -143,7 +174,7 @@ def gather(trie: Trie, nodes: torch.Tensor, score_BG: torch.Tensor, logp_BGK: to
     allowed = torch.full(logp_BGK.shape[1:], float("-inf"))
     allowed.scatter_reduce_(1, tokens, torch.where(exists, 0.0, float("-inf")), "amax")
     total = logp_BGK[0] + allowed + score_BG[0, :, None]
-    return torch.topk(total.view(1, -1), score_BG.shape[1]).values
+    return torch.topk(total.view(1, -1), score_BG.shape[1])
 
 
 if __name__ == "__main__":
