@@ -2,12 +2,15 @@
 
 SmolLM2-135M, float32 weights under bfloat16 autocast, real histories. Peers, both with the model's own loss: one sample
 a prefix of each history, padded (how MiniOneRec and LC-Rec train), and one sequence a user, padded. What counts is
-supervised items a second; a prefix sample supervises one item, a user's sequence all of its items. Nearly all
-histories of The Complete Journey are as long as is kept of any; with --data those of another log count, too.
+supervised items a second; a prefix sample supervises one item, a user's sequence all of its items. Ours is the stage's
+step: `pack_step`, and `training_step` of the Trainer that the stage runs; around it, and for the peers, stands one loop
+of clipping and AdamW, without what a Trainer adds between steps. Nearly all histories of The Complete Journey are as
+long as is kept of any; with --data those of another log count, too.
 """
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,10 @@ from measure import flops_roof, medians, options, report
 from sidgraft.prompts import NextItem, Sample
 from sidgraft.sequences import read_sequences
 from sidgraft.sids import codes_array
-from sidgraft.training import pack, supervise
+from sidgraft.training import GraftTrainer, arguments, pack_step, supervise
 
 BATCH = 16
+AT_ONCE = 16384  # tokens_at_once of the stage
 PREFIX, PADDED = "a sample a prefix, padded", "a sequence a user, padded"
 
 
@@ -43,8 +47,9 @@ def main() -> None:
         equal[f"same loss in float32{name}"] = found["difference"] < 1e-4
         equal[f"loss difference in float32{name}"] = found["difference"]
         shares[f"share of bf16 matrix products{name}"] = found["share"]
-        shares[f"share of padding in the peer's rows{name}"] = found["padding"]
-        shares[f"limit of the ratio, from the products{name}"] = found["limit"]
+        shares[f"the padded peer's share of them{name}"] = found["their share"]
+        shares[f"its products by ours{name}"] = found["products"]
+        shares[f"share of padding in its rows{name}"] = found["padding"]
         abouts.append(f"{found['supervised']} items{name}")
     report(
         args,
@@ -71,19 +76,33 @@ def compare(data: dict[str, Any], layers: int, users: int, prefixes: int, rounds
     supervised = sum(len(histories[u]) for u in order)
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-5, fused=True) for m in (ours, theirs)]
 
-    def train(model: Any, optimizer: Any, loss_of: Any, samples: list[Sample]) -> None:
+    with tempfile.TemporaryDirectory() as work:
+        settings = arguments(Path(work), checkpoints=False, batch_size=BATCH, seed=0, max_steps=1, bf16=True)
+        trainer = GraftTrainer(model=ours, args=settings)
+    first: dict[str, Any] = pack_step(whole[:BATCH], tokens_at_once=AT_ONCE)
+    packed = sum(trainer.compute_loss(ours, part).item() for part in first["parts"])  # float32: not prepared yet
+    difference = abs(packed - padded_loss(theirs, whole[:BATCH]).item())
+    prepared = trainer.accelerator.prepare(ours)  # its forward is under autocast from here on
+    trainer.current_gradient_accumulation_steps = 1  # as train() sets it
+
+    def our_step(group: list[Sample]) -> None:
+        trainer.training_step(prepared, pack_step(group, tokens_at_once=AT_ONCE))
+
+    def their_step(group: list[Sample]) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = padded_loss(theirs, group)
+        loss.backward()
+
+    def train(model: Any, optimizer: Any, step: Any, samples: list[Sample]) -> None:
         for start in range(0, len(samples), BATCH):
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = loss_of(model, samples[start : start + BATCH])
-            loss.backward()
+            step(samples[start : start + BATCH])
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
 
-    difference = abs(packed_loss(ours, whole[:BATCH]).item() - padded_loss(theirs, whole[:BATCH]).item())
     runs = {
-        "sidgraft": lambda: train(ours, optimizers[0], packed_loss, whole),
-        PADDED: lambda: train(theirs, optimizers[1], padded_loss, whole),
+        "sidgraft": lambda: train(ours, optimizers[0], our_step, whole),
+        PADDED: lambda: train(theirs, optimizers[1], their_step, whole),
     }
     counts = {"sidgraft": supervised, PADDED: supervised}
     if prefixes:
@@ -91,22 +110,26 @@ def compare(data: dict[str, Any], layers: int, users: int, prefixes: int, rounds
         each = [last_item(prompts.sample(tokens_NS[histories[u][: n + 1]]), prompts)
                 for u in order for n in range(1, len(histories[u]))]  # fmt: skip
         each = [each[i] for i in np.random.default_rng(1).permutation(len(each))[:prefixes]]
-        runs[PREFIX], counts[PREFIX] = (lambda: train(theirs, optimizers[1], padded_loss, each)), len(each)
+        runs[PREFIX], counts[PREFIX] = (lambda: train(theirs, optimizers[1], their_step, each)), len(each)
     measured = medians(runs, rounds)
 
     layer_weights = sum(p.numel() for p in ours.model.layers.parameters())
     head_weights = ours.get_output_embeddings().weight.numel()
     groups = [whole[i : i + BATCH] for i in range(0, len(whole), BATCH)]
-    mine = [pack(group) for group in groups]
+    mine = [part for group in groups for part in pack_step(group, tokens_at_once=AT_ONCE)["parts"]]
+    # a packed row holds once what its sequences begin with alike
     flops = 6 * layer_weights * sum(row["input_ids"].numel() for row in mine)
     flops += 6 * head_weights * sum(len(row["targets"]) for row in mine)
     tokens = sum(padded(group)["input_ids"].numel() for group in groups)
+    their_flops = 6 * (layer_weights + head_weights) * tokens
+    roof = flops_roof(torch.bfloat16)
     return {
         "seconds": {who: value / counts[who] for who, value in measured.items()},
         "difference": difference,
-        "share": flops / measured["sidgraft"] / flops_roof(torch.bfloat16),
+        "share": flops / measured["sidgraft"] / roof,
+        "their share": their_flops / measured[PADDED] / roof,
+        "products": their_flops / flops,
         "padding": 1 - sum(map(len, whole)) / tokens,
-        "limit": 6 * (layer_weights + head_weights) * tokens / flops,
         "supervised": supervised,
     }
 
@@ -115,18 +138,6 @@ def last_item(sample: Sample, prompts: NextItem) -> Sample:
     """The same sequence with the assistant's turn as the only target."""
     answer = prompts.item_tokens + len(prompts.after)
     return Sample(sample.ids_S, sample.target_S & (np.arange(len(sample)) >= len(sample) - answer))
-
-
-def packed_loss(model: Any, group: list[Sample]) -> torch.Tensor:
-    """Our loss: packed rows, logits at supervised positions alone."""
-    batch = pack(group)
-    model.get_output_embeddings().targets = batch.pop("targets")
-    return model(**batch_arguments(batch), use_cache=False).logits
-
-
-def batch_arguments(batch: dict[str, Any]) -> dict[str, Any]:
-    """The supervised positions under the name that the model takes them by."""
-    return {("logits_to_keep" if name == "supervised" else name): value for name, value in batch.items()}
 
 
 def padded_loss(model: Any, group: list[Sample]) -> torch.Tensor:

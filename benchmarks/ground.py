@@ -78,25 +78,31 @@ def main() -> None:
 def same_gradient(ours: GroundingModel, peer: Any, group: list[Sample]) -> dict[str, Any]:
     """Whether the two gradients of the new rows on one batch are one in float32, and how they differ in bfloat16."""
     found: dict[str, Any] = {}
+    gradients: dict[str, list[torch.Tensor]] = {}
     wide = copy.deepcopy(ours)
     wide.rows.data = wide.rows.data.bfloat16().float()  # the peer holds its rows in the model's dtype
     for part in (wide._frozen[0], wide._frozen[2]):
         part.float()
     for name, mine, theirs in (("bfloat16", ours, peer), ("float32", wide, copy.deepcopy(peer).float())):
-        losses, gradients = [], []
+        losses, gradients[name] = [], []
         for model, batch in ((mine, pack(group)), (theirs, padded(group))):
             loss = model(**batch)["loss"]
             loss.backward()
             (rows,) = [p for p in model.parameters() if p.requires_grad]
             losses.append(loss.item())
-            gradients.append(rows.grad.double().flatten())
+            gradients[name].append(rows.grad.double().flatten())
             model.zero_grad()
-        a, b = gradients
         found |= {
-            f"gradient cosine in {name}": float(a @ b / (a.norm() * b.norm())),
+            f"gradient cosine in {name}": cosine(*gradients[name]),
             f"loss difference in {name}": abs(losses[0] - losses[1]),
         }
+    for who, narrow, exact in zip(("ours", "the peer's"), gradients["bfloat16"], gradients["float32"], strict=True):
+        found[f"gradient cosine of {who} in bfloat16 with float32"] = cosine(narrow, exact)
     return {"same gradient in float32": found["gradient cosine in float32"] > 0.99999} | found
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(a @ b / (a.norm() * b.norm()))
 
 
 def products(grounding: GroundingModel, model: Any, group: list[Sample]) -> int:
