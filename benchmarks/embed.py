@@ -41,7 +41,9 @@ def main() -> None:
     a, b = (runs[name]() for name in ("sidgraft", "sentence-transformers"))
     cosine = float(((a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))).min())
     seconds = medians(runs, rounds)
-    tokens = sum(len(ids) for ids in theirs.tokenizer(texts, truncation=True, max_length=256)["input_ids"])
+    lengths = [len(ids) for ids in theirs.tokenizer(texts, truncation=True, max_length=256)["input_ids"]]
+    tokens = sum(lengths)
+    rates = flops_roof(torch.bfloat16), flops_roof(torch.float32)
     weights = sum(p.numel() for name, p in theirs.named_parameters() if "layer." in name)
     mine = seconds["sidgraft"]
     report(
@@ -52,10 +54,25 @@ def main() -> None:
             "unsorted loop": (seconds["unsorted loop"] / mine, 6),
         },
         equal={"cosines at least 0.999": cosine >= 0.999, "lowest cosine": cosine},
-        roof={"share of bf16 matrix products": 2 * weights * tokens / mine / flops_roof(torch.bfloat16)},
+        roof={
+            "share of bf16 matrix products": 2 * weights * tokens / mine / rates[0],
+            "the sorted peer's share of float32 ones": 2
+            * weights
+            * tokens
+            / seconds["sentence-transformers"]
+            / rates[1],
+            "bf16 products by float32 ones": rates[0] / rates[1],
+            "the unsorted loop's tokens with padding by those without": with_padding(lengths) / tokens,
+        },
         seconds=seconds,
         about=f"MiniLM, {count} texts, {tokens} tokens",
     )
+
+
+def with_padding(lengths: list[int]) -> int:
+    """Tokens of batches in catalog order, each padded to its longest text."""
+    batches = [lengths[i : i + BATCH] for i in range(0, len(lengths), BATCH)]
+    return sum(len(batch) * max(batch) for batch in batches)
 
 
 def skewed(count: int) -> list[str]:
