@@ -106,7 +106,8 @@ def decoding(model: Any, vocabulary: SidVocabulary) -> dict[str, Any]:
         "goal_ratio": 30,
         "beams_shared": round(found["beams shared in bfloat16"], 4),
         "beams_shared_float32": round(found["beams shared in float32"], 4),
-        "beams_the_peer_keeps": round(found["beams that the peer's own bfloat16 and float32 share"], 4),
+        "float32_beams_kept": round(found["float32 beams that our bfloat16 keeps"], 4),
+        "float32_beams_the_peer_keeps": round(found["float32 beams that the peer's bfloat16 keeps"], 4),
     }
 
 

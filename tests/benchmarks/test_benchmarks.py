@@ -283,8 +283,16 @@ def test_searches_are_compared_beam_by_beam_and_score_by_score(monkeypatch):
     assert apart["largest difference of scores in float32"] == float("inf")
     assert decode.overlap({1: 0.0}, {1: 0.0, 2: 0.0}, 1e-3) == 0.5  # all are ties: all are compared
     # in bfloat16 the peer's own rounding says what is near, and how many beams to expect
-    rounded = {"its": its, "its_wide": {item: score + 0.01 for item, score in its.items()}, "mine_wide": its}
-    assert decode.agreement(mine=other, **rounded)["as many beams in bfloat16 as the peer keeps of its own"] is False
+    rounded = {"its": {item: score + 0.3 for item, score in its.items()}, "its_wide": its, "mine_wide": its}
+    check = "as many float32 beams kept in bfloat16 as the peer's but for two"
+    found = decode.agreement(mine=its, **rounded)
+    assert found[check]
+    assert found["float32 beams that the peer's bfloat16 keeps"] == 1.0
+    lost = decode.agreement(mine=other, **rounded)  # one of the nine that are further than 0.6 from the last
+    assert lost["float32 beams that our bfloat16 keeps"] == pytest.approx(8 / 9)
+    assert lost[check] is False
+    neither = decode.agreement(mine=other, **rounded | {"its": {item: s for item, s in other.items() if item != 4}})
+    assert neither[check], "the peer keeps no more"
 
 
 def test_steps_of_a_search_must_choose_the_same_nodes_but_for_ties(monkeypatch):
