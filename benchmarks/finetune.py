@@ -32,7 +32,7 @@ PREFIX, PADDED = "a sample a prefix, padded", "a sequence a user, padded"
 
 def main() -> None:
     args = options(__doc__, data=True)
-    layers, users, prefixes, rounds = (4, 16, 32, 2) if args.quick else (30, 32, 48, 2)
+    layers, users, prefixes, rounds = (4, 16, 16, 2) if args.quick else (30, 32, 48, 2)
     ratios: dict[str, tuple[float, float]] = {}
     equal: dict[str, Any] = {}
     seconds: dict[str, float] = {}

