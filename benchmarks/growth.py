@@ -134,7 +134,11 @@ def exponent(rows: list[dict[str, Any]], what: str) -> float:
 
 
 def slope(points: list[tuple[int, float]]) -> float:
-    return float(np.polyfit(*np.log(np.array(points)).T, 1)[0]) if len(points) > 1 else 0.0
+    """p of the N^p through these points by least squares in logarithms; 0 of fewer than two."""
+    if len(points) < 2:
+        return 0.0
+    items, figures = np.log(np.array(points)).T
+    return float(np.polyfit(items, figures, 1)[0])
 
 
 def last_slope(rows: list[dict[str, Any]], what: str) -> float:
