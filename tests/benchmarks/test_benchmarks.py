@@ -279,6 +279,7 @@ def test_searches_are_compared_beam_by_beam_and_score_by_score(monkeypatch):
     same = {"mine": its, "its": its, "its_wide": its}
     good = decode.agreement(**same, mine_wide={item: score + 1e-4 for item, score in its.items()})
     assert False not in good.values()
+    assert set(good) == set(load("checks", monkeypatch).CHECKS["decode"])
     assert good["largest difference of scores in float32"] == pytest.approx(1e-4)
     # one score that is badly wrong: it is seen, and takes no other beam out of the comparison
     wrong = decode.agreement(**same, mine_wide=its | {3: -30.0})
