@@ -34,7 +34,9 @@ BUSY = 0.1  # of the time of the processors at hand, used by others: from there 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="the small sizes, under a minute each; not recorded")
+    parser.add_argument(
+        "--quick", action="store_true", help="the small sizes, under a minute each; only their time is recorded"
+    )
     parser.add_argument("--data", metavar="FOLDER", help="finetune: compare on the data there, too")
     parser.add_argument("--stages", metavar="A,B", help="growth: measure these, keep what is recorded of the others")
     parser.add_argument("--stale", action="store_true", help="run nothing: list the records to measure again, and why")

@@ -24,7 +24,7 @@ from sidgraft.trie import build_trie
 BEAMS = 50
 CODES = 256
 LEAST = 0.98  # of the peer's beams that are no near-ties
-FEWER = 2 / BEAMS  # of the float32 beams, that our bfloat16 may keep fewer of: which are lost is chance
+FEWER = 2  # of the float32 beams, that our bfloat16 may keep less than the peer's: which are lost is chance
 NEAR = 1e-3  # in float32: how far scores of one item may differ, and how near to the last one a beam is a tie
 
 
@@ -114,15 +114,16 @@ def agreement(
     """
     wide, difference = overlap(mine_wide, its_wide, NEAR), largest_difference(mine_wide, its_wide)
     near = 2 * largest_difference(its, its_wide)
-    kept, its_kept = overlap(mine, its_wide, near), overlap(its, its_wide, near)
+    sure = certain(its_wide, near)
+    kept, its_kept = (sum(item in found for item in sure) for found in (mine, its))
     return {
         "same beams in float32": wide >= LEAST,
         "same scores in float32": difference < NEAR,
-        "as many float32 beams kept in bfloat16 as the peer's but for two": kept >= min(LEAST, its_kept) - FEWER,
+        "as many float32 beams kept in bfloat16 as the peer's but for two": kept >= its_kept - FEWER,
         "beams shared in float32": wide,
         "beams shared in bfloat16": overlap(mine, its, near),
-        "float32 beams that our bfloat16 keeps": kept,
-        "float32 beams that the peer's bfloat16 keeps": its_kept,
+        "float32 beams that our bfloat16 keeps": kept / len(sure),
+        "float32 beams that the peer's bfloat16 keeps": its_kept / len(sure),
         "largest difference of scores in float32": difference,
     }
 
@@ -177,14 +178,16 @@ def peer(model: Any, tokens_NL: np.ndarray, prompt: np.ndarray) -> tuple[Any, An
     return generate, prefilled
 
 
-def overlap(found: dict[int, float], expected: dict[int, float], near: float) -> float:
-    """Share of the expected beams that were found too, but for those within ``near`` of the last one; 0 of none.
-
-    Where all are so near that none is left to compare, all of them are compared.
-    """
+def certain(expected: dict[int, float], near: float) -> list[int]:
+    """The beams that are no near-ties: not within ``near`` of the last one. All of them, where none would be left."""
     last = min(expected.values())
-    certain = [item for item, score in expected.items() if score > last + near] or list(expected)
-    return sum(item in found for item in certain) / len(certain)
+    return [item for item, score in expected.items() if score > last + near] or list(expected)
+
+
+def overlap(found: dict[int, float], expected: dict[int, float], near: float) -> float:
+    """Share of the expected beams, near-ties left out, that were found too; 0 of none."""
+    sure = certain(expected, near)
+    return sum(item in found for item in sure) / len(sure)
 
 
 def largest_difference(found: dict[int, float], expected: dict[int, float]) -> float:

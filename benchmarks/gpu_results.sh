@@ -21,7 +21,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PARTS=${PARTS:-/tmp/sidgraft-parts}
 PYTHON=${PYTHON:-python3}
-MADE=build/gpu_results
+MADE=${MADE:-build/gpu_results}
 export PYTHONPATH=$PWD/shared${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 
 pack() { # CATALOG INTERACTIONS [--smoke]

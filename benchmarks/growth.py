@@ -172,11 +172,11 @@ def peak_kilobytes() -> int:
 
 def prepare_part(items: int, folder: Path) -> Any:
     """A catalog with titles, brands and categories, and a third as many users of eight interactions each."""
+    from sidgraft.stages.prepare import prepare
+
     make_tables(items, folder)
 
     def run() -> dict[str, Any]:
-        from sidgraft.stages.prepare import prepare
-
         return prepare(*(str(folder / name) for name in ("catalog.parquet", "log.parquet", "catalog", "interactions")))
 
     return run, lambda summary: summary["items"] == items, {}

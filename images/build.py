@@ -6,10 +6,12 @@ handed to the builds where they are set. Prints the names of what it built, one 
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+ABSENT = re.compile(r"no such (image|manifest|object)|manifest unknown|: not found$", re.IGNORECASE | re.MULTILINE)
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "shared")]
 
@@ -37,19 +39,20 @@ def main(arguments: list[str]) -> int:
         parser.error(f"there is no image {', '.join(sorted(unknown))}; the images are {', '.join(NAMES)}.")
     if given.push and not given.registry:
         parser.error("--push needs a registry: give --registry HOST/PATH, or set SIDGRAFT_REGISTRY.")
-    try:
-        for name in given.names or NAMES:
+    refused = False
+    for name in given.names or NAMES:
+        try:
             build(name, given, arguments[cut + 1 :])
-    except FileNotFoundError:
-        print("images/build.py: there is no command docker; install Docker.", file=sys.stderr)
-        return 1
-    except ReleaseError as error:
-        print(f"images/build.py: {error}", file=sys.stderr)
-        return 1
-    except subprocess.CalledProcessError as error:
-        print(f"images/build.py: {' '.join(error.cmd[:2])} failed for the image {name}.", file=sys.stderr)
-        return 1
-    return 0
+        except FileNotFoundError:
+            print("images/build.py: there is no command docker; install Docker.", file=sys.stderr)
+            return 1
+        except ReleaseError as error:  # the other images may still be released
+            print(f"images/build.py: {error}", file=sys.stderr)
+            refused = True
+        except subprocess.CalledProcessError as error:
+            print(f"images/build.py: {' '.join(error.cmd[:2])} failed for the image {name}.", file=sys.stderr)
+            return 1
+    return int(refused)
 
 
 def build(name: str, given: argparse.Namespace, docker_arguments: list[str]) -> None:
@@ -86,9 +89,9 @@ def release(reference: str, push: bool) -> None:
         )
     if push:
         pushed, taken = (_answer("docker", "manifest", "inspect", name) for name in (reference, tag))
-        if not pushed:
+        if not pushed or taken is None:
             raise ReleaseError(
-                f"docker manifest inspect {reference} does not show what was just pushed, so whether {tag} is out"
+                f"docker manifest inspect does not show what {reference} and {tag} are, so whether the latter is out"
                 " already is not known. Have it work (rights to read, a registry with TLS), or look there, then"
                 f" docker tag {reference} {tag} and docker push {tag}."
             )
@@ -103,9 +106,12 @@ def release(reference: str, push: bool) -> None:
     print(tag, flush=True)
 
 
-def _answer(*command: str) -> str:
-    """Return what Docker says; nothing where it knows no such image."""
-    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True).stdout.strip()
+def _answer(*command: str) -> str | None:
+    """Return what Docker says; an empty text where there is no such image, None where it cannot tell."""
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    if done.returncode == 0:
+        return done.stdout.strip()
+    return "" if ABSENT.search(done.stderr) else None
 
 
 def _run(command: list[str]) -> None:

@@ -77,18 +77,11 @@ def compiled(target: Any) -> str:
 
 
 def compile_all() -> list[Path]:
-    """Write every committed YAML file and what READMEs say of them; remove what is made from no profile.
+    """Write every committed YAML file and what READMEs say of them; return what changed.
 
-    Returns what changed.
+    Files of other profiles stay: they are the user's.
     """
-    files = targets()
-    kept = {*files, *(nodes.file_of(read_profile(name)) for name in profile_names())}
-    patterns = (f"{COMPILED}/*.yaml", f"{nodes.FOLDER}/*/kustomization.yaml", "components/*/component*.yaml")
-    there = [file for pattern in patterns for file in ROOT.glob(pattern)]
-    stale = [file for file in there if file.relative_to(ROOT) not in kept]
-    for file in stale:
-        file.unlink()
-    return [file.relative_to(ROOT) for file in stale] + write(files) + write_nodes(profile_names()) + write_readmes()
+    return write(targets()) + write_nodes(profile_names()) + write_readmes()
 
 
 def write_nodes(profiles: list[str]) -> list[Path]:

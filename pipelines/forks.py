@@ -4,6 +4,7 @@ A process a stage spends five seconds or more on importing torch and transformer
 process does so, and every stage is a fork of it: its own memory, environment and end, as before.
 """
 
+import atexit
 import multiprocessing
 import os
 import sys
@@ -13,30 +14,20 @@ from pathlib import Path
 from kfp.dsl import executor_main
 from kfp.local import subprocess_task_handler
 
-from sidgraft.signatures import TRAINING
-
-GPU = Path("/dev/nvidiactl")
-
-# Imported once: the stages, what they import only when they run, and this module.
-PRELOADED = (
-    *(f"sidgraft.stages.{stage}" for stage in TRAINING),
-    "sentence_transformers",
-    "sklearn.cluster",
-    "transformers.models.llama.modeling_llama",
-    "pipelines.worker",
-)
+GPUS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))  # NVIDIA's, in Windows' Linux, AMD's
+PRELOADED = "pipelines.preloaded"
 
 
 def use_forks() -> None:
     """Let kfp.local run the tasks of its SubprocessRunner as forks from now on.
 
-    Where there is an NVIDIA GPU it starts new processes as it always did: a library that asks for the GPU while it is
-    imported makes CUDA unusable in every fork.
+    Where there is a GPU it starts new processes as it always did: a library that asks for the GPU while it is imported
+    makes it unusable in every fork.
     """
-    if GPU.exists():
+    if any(gpu.exists() for gpu in GPUS):
         return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload([PRELOADED])
 
     def run_local_subprocess(full_command: list[str], env_vars: dict[str, str] | None = None) -> int | None:
         process = context.Process(target=execute, args=(full_command, env_vars or {}))
@@ -56,4 +47,7 @@ def execute(full_command: list[str], env_vars: dict[str, str]) -> None:
         module = Path(folder) / "ephemeral_component.py"
         module.write_text(source, encoding="utf-8")
         sys.argv = [executor_main.__file__, "--component_module_path", str(module), *arguments]
-        executor_main.executor_main()
+        try:
+            executor_main.executor_main()
+        finally:
+            atexit._run_exitfuncs()  # multiprocessing leaves them out; trackers of experiments finish their runs there

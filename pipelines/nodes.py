@@ -19,6 +19,7 @@ from sidgraft.trainjob import RUNTIME
 FOLDER = Path("manifests") / "components" / "profiles"
 NODE = "/spec/template/spec/replicatedJobs/0/template/spec/template/spec"  # in the TrainingRuntime of manifests/base
 IMPORT, POD = "sidgraft-import-model", "/spec/template/spec"  # the job of manifests/import-model
+LEAST_SHM = 2  # GiB
 
 HEAD = """\
 # The nodes of a training on several and the import of a model, as the profile {name} places the stages finetune and
@@ -52,13 +53,19 @@ def _resources(profile: Profile, node: Resources) -> list[Mapping[str, Any]]:
     sizes: dict[str, str] = {"cpu": str(node.cpu), "memory": f"{node.memory + node.shm}Gi"}
     if node.gpus:
         sizes[profile.resource] = str(node.gpus)
-    resources = _set(f"{NODE}/containers/0/resources", {"requests": sizes, "limits": dict(sizes)})
-    shm = [_set(f"{NODE}/volumes/0/emptyDir/sizeLimit", f"{node.shm}Gi")] if node.shm else []
-    return [resources, *shm]
+    return [
+        _set(f"{NODE}/containers/0/resources", {"requests": sizes, "limits": dict(sizes)}),
+        # Without GPUs a profile needs no shared memory; the pod has the volume all the same.
+        _set(f"{NODE}/volumes/0/emptyDir/sizeLimit", f"{node.shm or LEAST_SHM}Gi"),
+    ]
 
 
 def _pod(pod: str, profile: Profile, stage: Resources) -> list[Mapping[str, Any]]:
-    """Return what sets a pod's nodes, account and surroundings; what is empty is set, too, over another profile's."""
+    """Return what sets a pod's nodes, account and surroundings; what is empty is set, too, over another profile's.
+
+    Mounts are added to what the pod has: one of two profiles in one overlay may have some. An account is set where the
+    profile names one.
+    """
     nodes = {**(profile.gpu if stage.gpus else profile.cpu), **stage.nodes}
     rules = [dict(rule) for rule in nodes.get("node_affinity", ())]
     required = {"nodeSelectorTerms": [{"matchExpressions": rules}]}

@@ -143,6 +143,8 @@ def read_profile(name: str) -> Profile:
             f"there is no profile {name!r}; the profiles are {', '.join(profile_names())}."
             + _near(name, profile_names())
         )
+    if file.stem in profile_names() and file.resolve() != (PROFILES / f"{file.stem}.yaml").resolve():
+        raise ProfileError(f"{file} has the name of a profile of sidgraft's, whose YAML it would replace: rename it.")
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     where = f"profile {file.stem}"
     content = _mapping(content, KEYS, where)
@@ -376,18 +378,11 @@ def _env(content: Mapping[str, Any], where: str) -> dict[str, str]:
                 f"{where}: env: {name} looks like a secret, and who reads the pipeline would read it. Put the value"
                 f" into a secret of Kubernetes and name that: secrets: {{SECRET: {{{name}: KEY}}}}."
             )
-    names = {name.upper() for name in env}
-    if names.intersection(PROXIES) and "NO_PROXY" not in names:
-        raise ProfileError(
-            f"{where}: env sets a proxy and no NO_PROXY; Kubeflow Pipelines' own part of a pod would look for the"
-            " cluster behind the proxy. Give the addresses inside, such as NO_PROXY:"
-            " '.kubeflow,.svc,.cluster.local,10.0.0.0/8'."
-        )
     return env
 
 
 def _secrets(content: Mapping[str, Any], where: str) -> dict[str, dict[str, str]]:
-    """Return the variables that come from secrets, by secret; none is set twice."""
+    """Return the variables that come from secrets, by secret; none is set twice, no proxy without exceptions."""
     here = f"{where}: secrets"
     value = content.get("secrets") or {}
     if not isinstance(value, dict):
@@ -396,6 +391,13 @@ def _secrets(content: Mapping[str, Any], where: str) -> dict[str, dict[str, str]
     names = [*(content.get("env") or {}), *(name for variables in secrets.values() for name in variables)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ProfileError(f"{where} sets {twice[0]} twice, in env and secrets; set it once.")
+    upper = {name.upper() for name in names}
+    if upper.intersection(PROXIES) and "NO_PROXY" not in upper:
+        raise ProfileError(
+            f"{where} sets a proxy and no NO_PROXY; Kubeflow Pipelines' own part of a pod would look for the"
+            " cluster behind the proxy. Give the addresses inside: env: {NO_PROXY:"
+            " '.kubeflow,.svc,.cluster.local,10.0.0.0/8'}."
+        )
     for secret, variables in secrets.items():
         if len(set(variables.values())) < len(variables):  # KFP keeps one variable a key
             raise ProfileError(f"{here}: {secret} gives one key to two variables; give each a key of its own.")

@@ -81,9 +81,9 @@ def test_every_benchmark_declares_its_checks_and_no_record_holds_others(monkeypa
     every, checks = load("all", monkeypatch), load("checks", monkeypatch)
     assert set(checks.CHECKS) == set(every.NAMES)
     for found in every.read_records():
+        assert False not in found["equal"].values(), found["name"]
         if not every.stale(found):
-            assert checks.checked(found["equal"]) == set(checks.CHECKS[found["name"]])
-            assert False not in found["equal"].values()
+            assert checks.checked(found["equal"]) == set(checks.CHECKS[found["name"]]), found["name"]
 
 
 def test_quick_and_busy_runs_are_not_recorded(monkeypatch, tmp_path, capsys):
@@ -214,7 +214,7 @@ def test_ten_million_items_of_8192_codes_fit_in_two_gigabytes(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["prepare", "embed", "quantize", "trie", "decode"])
+@pytest.mark.parametrize("stage", ["prepare", "embed", "quantize", "assign", "trie", "decode"])
 def test_the_parts_of_growth_put_every_item_through(stage, monkeypatch, tmp_path):
     growth = load("growth", monkeypatch)
     run, whole, _ = growth.PARTS[stage](400, tmp_path)
@@ -302,9 +302,14 @@ def test_searches_are_compared_beam_by_beam_and_score_by_score(monkeypatch):
     assert found["float32 beams that the peer's bfloat16 keeps"] == 1.0
     lost = decode.agreement(mine=other, **rounded)  # one of the nine that are further than 0.6 from the last
     assert lost["float32 beams that our bfloat16 keeps"] == pytest.approx(8 / 9)
-    assert lost[check] is False
-    neither = decode.agreement(mine=other, **rounded | {"its": {item: s for item, s in other.items() if item != 4}})
-    assert neither[check], "the peer keeps no more"
+    assert lost[check], "two fewer than the peer's are chance"
+    fewer = decode.agreement(mine={item: s for item, s in other.items() if item not in (4, 6)}, **rounded)
+    assert fewer[check] is False, "three are not"
+    neither = decode.agreement(
+        mine={item: s for item, s in other.items() if item not in (4, 6)},
+        **rounded | {"its": {item: s for item, s in other.items() if item != 4}},
+    )
+    assert neither[check], "the peer loses two of these, too"
 
 
 def test_steps_of_a_search_must_choose_the_same_nodes_but_for_ties(monkeypatch):
@@ -356,7 +361,9 @@ def test_the_quick_form_runs_and_gives_a_whole_result(name, monkeypatch):
     assert checks.missing(name, result["equal"]) == []
     figures = [*result["seconds"].values(), *(ratio for ratio, _ in result["ratios"].values())]
     assert min(figures) > 0
-    assert all(0 < value < 1 for key, value in result["roof"].items() if key.startswith("share"))
+    assert all(
+        value >= 0 for value in result["roof"].values()
+    )  # a share of a roof that a busy machine had for a second
 
 
 @pytest.mark.slow

@@ -2,11 +2,12 @@
 
 import json
 import os
+from importlib.util import find_spec
 
 import pytest
 from kfp.local import subprocess_task_handler
 
-from pipelines import forks
+from pipelines import forks, preloaded
 
 SOURCE = """
 import kfp
@@ -14,7 +15,8 @@ from kfp import dsl
 from kfp.dsl import *
 
 def task(place: str, what: str):
-    import json, os, signal, fractions
+    import atexit, json, os, signal, fractions
+    atexit.register(lambda: open(place + ".end", "w").close())
     seen = getattr(fractions, "seen", 0)
     fractions.seen = seen + 1
     with open(place, "w") as file:
@@ -31,8 +33,8 @@ def task(place: str, what: str):
 def run(monkeypatch, tmp_path):
     """Run a task by KFP's runner and return its exit status and what it wrote."""
     monkeypatch.setattr(subprocess_task_handler, "run_local_subprocess", subprocess_task_handler.run_local_subprocess)
-    monkeypatch.setattr(forks, "PRELOADED", ("fractions",))
-    monkeypatch.setattr(forks, "GPU", tmp_path / "none")
+    monkeypatch.setattr(forks, "PRELOADED", "fractions")
+    monkeypatch.setattr(forks, "GPUS", ())
     forks.use_forks()
 
     def run(what, **environment):
@@ -63,9 +65,19 @@ def test_a_failed_task_fails(run, what, status):
     assert run("end")[0] == 0, "and leaves the next alone"
 
 
+@pytest.mark.parametrize("what", ["end", "raise"])
+def test_what_was_to_be_done_at_exit_is_done(run, tmp_path, what):
+    run(what)
+    assert (tmp_path / "facts.json.end").exists()
+
+
+def test_what_is_preloaded_exists():
+    assert [name for name in preloaded.MODULES if find_spec(name) is None] == []
+
+
 def test_beside_a_gpu_stages_are_new_processes(monkeypatch, tmp_path):
     """A library that asks for the GPU while it is imported would make CUDA unusable in forks."""
     theirs = subprocess_task_handler.run_local_subprocess
-    monkeypatch.setattr(forks, "GPU", tmp_path)
+    monkeypatch.setattr(forks, "GPUS", (tmp_path / "none", tmp_path))
     forks.use_forks()
     assert subprocess_task_handler.run_local_subprocess is theirs

@@ -106,6 +106,18 @@ def test_fine_tuning_uses_every_gpu_that_its_pod_has(pipeline, profile):
     assert inputs["finetune_processes"]["defaultValue"] == 0  # one for every visible GPU
 
 
+def test_a_proxy_and_its_exceptions_may_come_from_two_places(tmp_path):
+    own = "env: {NO_PROXY: .svc}\nsecrets: {hub: {HTTPS_PROXY: token}}"
+    assert read_profile(profile(tmp_path, 'queue: ""', own)).env == {"NO_PROXY": ".svc"}
+
+
+def test_a_profile_of_ones_own_does_not_take_the_name_of_another(tmp_path):
+    file = tmp_path / "h100.yaml"
+    file.write_text((PROFILES / "h100.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(ProfileError, match=r"has the name of a profile of sidgraft's.*rename it"):
+        read_profile(str(file))
+
+
 @pytest.mark.parametrize("gpus", [1, 4])
 def test_grounding_uses_every_gpu_that_its_pod_has(tmp_path, gpus):
     wanted = f"ground: {{cpu: 8, memory: 64Gi, gpus: {gpus},"
@@ -317,6 +329,7 @@ def test_a_stage_has_nodes_and_a_queue_of_its_own_and_those_without_gpus_have_th
         ('queue: ""', "env: {WANDB_APIKEY: a}", "looks like a secret"),
         ('queue: ""', "env: {HTTPS_PROXY: 'http://me:word@proxy:3128', NO_PROXY: .svc}", "PROXY looks like a secret"),
         ('queue: ""', "env: {https_proxy: 'http://proxy:3128'}", "sets a proxy and no NO_PROXY"),
+        ('queue: ""', "secrets: {hub: {HTTPS_PROXY: token}}", "sets a proxy and no NO_PROXY"),
         ('queue: ""', "env: {A-B: c}", "'A-B', expected the name of an environment variable"),
         ('queue: ""', "env: {A: 1}", "env is .*quote numbers"),
         ('queue: ""', "env: [A]", "env is .*expected a mapping of texts"),
