@@ -303,8 +303,10 @@ def _marked_incomplete(bucket: str, folder: str) -> Iterator[Callable[[], None]]
     """Mark a remote folder while its content changes; the mark stays when the body raises or is killed.
 
     Every writer has a mark of its own, so that one that is done unmarks nothing that another still writes. The body
-    renews its mark before each change, by a call of what it is given. So a mark that was there at the start and is the
-    same at the end is that of a writer that was killed, whose work this one has done again: it goes, too.
+    renews its mark before each file that it writes and before it removes what is left over, by a call of what it is
+    given. So a mark that was there at the start and is the same at the end is that of a writer that was killed, whose
+    work this one has done again: it goes, too. (Or that of one that took longer for a single file than this one for all
+    of its own: it marks the folder again before its next file.)
     """
     mark, before = f"{folder}{INCOMPLETE}-{uuid.uuid4().hex}", _marks(bucket, folder)
 
@@ -340,7 +342,10 @@ def _upload_folder(path: Path, bucket: str, folder: str, last: str) -> None:
         for name in sorted(files, key=lambda name: (name == last, name)):
             renew()
             _put_file(bucket, folder + name, files[name], meter, before.get(name))
-        _remove(bucket, [found.key for name, found in before.items() if name not in files and not is_mark(name)])
+        left = [found.key for name, found in before.items() if name not in files and not is_mark(name)]
+        if left:
+            renew()
+        _remove(bucket, left)
 
 
 def _put_file(bucket: str, key: str, file: Path, meter: _Meter | None, before: _Object | None = None) -> None:

@@ -208,6 +208,30 @@ def test_a_writer_that_is_done_does_not_unmark_what_another_still_writes(store, 
 
 
 @pytest.mark.s3
+def test_a_folder_stays_marked_while_what_is_left_over_is_removed(store, tmp_path, monkeypatch):
+    """Another writer begins at the last file, and ends when the removal begins."""
+    uri, put_file, remove = f"{store.place}/folder", storage._put_file, storage._remove
+    storage.upload(write_folder(tmp_path / "older", a=b"1", b=b"1"), uri)
+    another, happened = storage._marked_incomplete("shop", f"{key(uri)}/"), []
+
+    def begins(*arguments):
+        another.__enter__()
+        put_file(*arguments)
+
+    def ends(bucket, keys):
+        if f"{key(uri)}/b" in keys:
+            another.__exit__(None, None, None)
+            happened.append(storage.exists(uri))
+        remove(bucket, keys)
+
+    monkeypatch.setattr(storage, "_put_file", begins)
+    monkeypatch.setattr(storage, "_remove", ends)
+    storage.upload(write_folder(tmp_path / "made", a=b"2"), uri)
+    assert happened == [False]
+    assert storage.exists(uri)
+
+
+@pytest.mark.s3
 def test_a_deletion_that_broke_off_leaves_nothing_that_looks_whole(store, tmp_path, monkeypatch):
     storage.upload(write_folder(tmp_path / "made", a=b"1", b=b"2"), f"{store.place}/folder")
     monkeypatch.setattr(storage, "_remove", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
