@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sidgraft import artifacts, storage
 from sidgraft.artifacts import Artifact, ArtifactError, Draft
@@ -34,6 +35,8 @@ OWN_VECTORS = "own vectors"  # the encoder of embeddings that the user brought
 ITEMS, FIELDS = "items.parquet", "fields.parquet"  # of a bundle; the second is missing in versions of older sidgrafts
 # What training reads of an item besides its text. Not the price: who keeps it out of the text does so because it moves.
 FIELD_COLUMNS = ("title", "brand", "category", "description")
+COMPARED = ("item_id", "text", *FIELD_COLUMNS)  # all that is read of a catalog to compare it
+ROWS_AT_ONCE = 4096  # of a catalog, as Python objects
 
 
 @dataclass(frozen=True)
@@ -130,20 +133,18 @@ def differences(before: pa.Table, now: pa.Table) -> dict[str, list[str]]:
     They are new, have another text (changed), have the same text and other FIELD_COLUMNS (relabelled), or are gone.
     Fields are compared where both have their digest.
     """
-    old, new = (
-        {row["item_id"]: (row["text_digest"], row["fields_digest"]) for row in table.to_pylist()}
-        for table in (before, now)
-    )
-    found: dict[str, list[str]] = {"new": [], "changed": [], "relabelled": [], "gone": []}
-    for item, (text, fields) in new.items():
-        if item not in old:
-            found["new"].append(item)
-        elif old[item][0] != text:
-            found["changed"].append(item)
-        elif None not in (fields, old[item][1]) and old[item][1] != fields:
-            found["relabelled"].append(item)
-    found["gone"] = [item for item in old if item not in new]
-    return found
+    items = now["item_id"]
+    place = pc.index_in(items, value_set=before["item_id"])  # null where an item is new
+    was = before.take(place)
+    same_text = pc.equal(now["text_digest"], was["text_digest"])
+    other_fields = pc.not_equal(now["fields_digest"], was["fields_digest"])
+    # What is compared with null is null, and a filter drops it.
+    return {
+        "new": items.filter(pc.is_null(place)).to_pylist(),
+        "changed": items.filter(pc.invert(same_text)).to_pylist(),
+        "relabelled": items.filter(pc.and_(same_text, other_fields)).to_pylist(),
+        "gone": before["item_id"].filter(pc.invert(pc.is_in(before["item_id"], value_set=items))).to_pylist(),
+    }
 
 
 def point_to(bundles: str, version: str, previous: str) -> None:
@@ -222,12 +223,19 @@ def new_version(bundles: str, version: str) -> Iterator[Path]:
 
 
 def item_digests(catalog: pa.Table) -> pa.Table:
-    """Items with the digests of their text and of FIELD_COLUMNS, in item_id order: what tells how a catalog differs."""
-    fields = zip(*(catalog[name].to_pylist() for name in FIELD_COLUMNS), strict=True)
+    """Items with the digests of their text and of FIELD_COLUMNS, in item_id order: what tells how a catalog differs.
+
+    ``catalog`` has the columns COMPARED, and may have others.
+    """
+    texts, fields = [], []
+    for batch in catalog.select(["text", *FIELD_COLUMNS]).to_batches(ROWS_AT_ONCE):
+        text, *others = (column.to_pylist() for column in batch.columns)
+        texts.append(pa.array([_digest(one) for one in text], pa.string()))
+        fields.append(pa.array([_digest(json.dumps(row)) for row in zip(*others, strict=True)], pa.string()))
     digests = {
         "item_id": catalog["item_id"],
-        "text_digest": [_digest(text) for text in catalog["text"].to_pylist()],
-        "fields_digest": [_digest(json.dumps(row)) for row in fields],
+        "text_digest": pa.chunked_array(texts, pa.string()),
+        "fields_digest": pa.chunked_array(fields, pa.string()),
     }
     return pa.table(digests).sort_by("item_id")
 
@@ -245,7 +253,7 @@ def write_items(draft: Draft, items: pa.Table) -> None:
 def catalog_digest(items: pa.Table) -> str:
     """One name for a whole catalog, from `item_digests`: the order of its rows and the dates of files do not count."""
     hashed = hashlib.sha256()
-    for batch in items.to_batches():
+    for batch in items.to_batches(ROWS_AT_ONCE):
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             hashed.update(json.dumps(row).encode())
     return hashed.hexdigest()

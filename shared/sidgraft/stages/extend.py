@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sidgraft import artifacts, continuity, drift, quality, quantizers
-from sidgraft.bundles import differences, item_digests, open_version, other_encoder, other_settings
+from sidgraft.bundles import COMPARED, differences, item_digests, open_version, other_encoder, other_settings
 from sidgraft.continuity import Issued
 from sidgraft.embeddings import check_made_from, vectors_array
 from sidgraft.progress import say
@@ -44,7 +44,7 @@ def extend(catalog: str, item_embeddings: str, previous: str, out: str) -> dict[
         "item_embeddings": artifacts.load(item_embeddings, "item_embeddings/v1"),
     }
     bundle = open_version(previous)
-    now = inputs["catalog"].read_table("catalog.parquet")
+    now = inputs["catalog"].read_table("catalog.parquet", columns=list(COMPARED))
     vectors = inputs["item_embeddings"].read_table("embeddings.parquet")
     check_same_items(now, vectors)
     check_made_from(inputs["item_embeddings"], inputs["catalog"])

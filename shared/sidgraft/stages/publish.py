@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from sidgraft import artifacts, baselines, checks, storage
 from sidgraft.artifacts import Artifact
 from sidgraft.bundles import (
+    COMPARED,
     KIND,
     OWN_VECTORS,
     Bundle,
@@ -129,7 +130,8 @@ def publish(
             if latest_version(bundles) == previous:  # else another publisher was quicker: judge against its version
                 break
         if failed:
-            digest = catalog_digest(item_digests(inputs["catalog"].read_table("catalog.parquet")))
+            rows = inputs["catalog"].read_table("catalog.parquet", columns=list(COMPARED))
+            digest = catalog_digest(item_digests(rows))
             refuse(bundles, catalog=digest, version=version, latest=previous, reasons=failed)
         else:
             if previous != version:
@@ -248,7 +250,7 @@ def _write_bundle(bundles: str, version: str, inputs: dict[str, Artifact]) -> No
     if storage.exists(version_uri(bundles, version)):
         open_bundle(bundles, version)  # says when it is damaged
         return
-    catalog = inputs["catalog"].read_table("catalog.parquet")
+    catalog = inputs["catalog"].read_table("catalog.parquet", columns=list(COMPARED))
     items, level = item_digests(catalog), category_level(catalog) or 0
     categories = Counter(category or "" for category in item_categories(catalog, level))
     parts = {name: inputs[name] for name in ("model", "semantic_ids", "metrics")}
