@@ -114,16 +114,17 @@ def other_encoder(bundle: Bundle, item_embeddings: Artifact) -> str:
 
 
 def other_settings(bundle: Bundle, item_embeddings: Artifact) -> str:
-    """In a sentence, what may be the cause where an encoder of the same name gives vectors of another space."""
+    """In a sentence, what may be the cause where an encoder of the same name gives vectors of another space.
+
+    Another precision cannot be: with it nearly all items keep their codes (decision 37).
+    """
     lineage = bundle.part("semantic_ids").lineage.values()
-    then = next((entry["arguments"] for entry in lineage if entry["stage"] == "embed"), {})
-    now = item_embeddings.arguments
-    changed = [
-        f"{name} was {then[name]}, is {now[name]}"
-        for name in ("max_tokens", "dtype")
-        if {name} <= then.keys() & now.keys() and then[name] != now[name]
-    ]
-    why = ", ".join(changed) or "other weights under the same name, or vectors of your own by another model"
+    then = next((entry["arguments"] for entry in lineage if entry["stage"] == "embed"), {}).get("max_tokens")
+    now = item_embeddings.arguments.get("max_tokens")
+    if then is not None and now is not None and then != now:
+        why = f"max_tokens was {then}, is {now}"
+    else:
+        why = "other weights under the same name, or vectors of your own by another model"
     return f"The embeddings are of another space than those of the published bundle: {why}."
 
 
@@ -173,12 +174,13 @@ def refusal(bundles: str, catalog: str, latest: str) -> str:
     file = f"{str(bundles).rstrip('/')}/{REFUSED}"
     if not storage.exists(file):
         return ""
-    text = storage.read_text(file)
     try:
-        record = json.loads(text)
+        record = json.loads(storage.read_text(file))
         if (record["catalog_digest"], record["latest"]) != (catalog, latest):
             return ""
         time, why = record["time"], record["reasons"][0]
+    except storage.StorageError:
+        raise  # as in latest_version
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ArtifactError(
             f"{file} is damaged: delete it, and the catalog is looked at as if none was refused."
