@@ -17,6 +17,7 @@ from sidgraft.quantizers import Quantizer
 from sidgraft.vectors import Vectors, sample_rows
 
 ASKED = 10_000  # most items that are encoded again
+ENCODED_AGAIN = "share of unchanged items that are encoded as before"
 LEAST_AGAIN = 0.95  # share of them that get their codes again, from the same encoder (decision 37)
 
 
@@ -45,7 +46,7 @@ def encoded_as_before(
     if len(rows_S):
         given_SL = np.stack([current[item_ids[int(row)]][:-1] for row in rows_S])
         share = float((quantizer.encode(vectors.take(rows_S)) == given_SL).all(axis=1).mean())
-    return Check("share of unchanged items that are encoded as before", share, least=LEAST_AGAIN)
+    return Check(ENCODED_AGAIN, share, least=LEAST_AGAIN)
 
 
 def error_ratio(vectors_Nd: np.ndarray, centroids_Kd: np.ndarray, codes_N: np.ndarray, at_fit: float) -> float:

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from sidgraft import artifacts, checks, continuity, drift, quantizers
+from sidgraft.artifacts import Artifact
 from sidgraft.bundles import (
+    COMPARED,
     Bundle,
     catalog_digest,
     differences,
@@ -27,10 +29,10 @@ from sidgraft.embeddings import FILE, check_made_from, in_item_order
 from sidgraft.gate import Check, table, write_decision
 from sidgraft.progress import say
 from sidgraft.sequences import check_same_items
-from sidgraft.vectors import Vectors
 
 EXAMPLES = 10
 FORCES = ("none", "full", "anew")
+CHANGED = "changed share"
 
 
 def watch(
@@ -49,7 +51,8 @@ def watch(
 
     An item is compared by its text, title, brand, category and description. Embeddings are read in batches: held are
     the vectors of new and changed items, and of 10,000 others at most, which tell whether the encoder is that of the
-    bundle. A catalog that `publish` has refused is not trained again while it and the latest bundle stay as they were.
+    bundle; none where too many items have changed for an increment. A catalog that `publish` has refused is not
+    trained again while it and the latest bundle stay as they were.
 
     Args:
         catalog: Directory of the catalog artifact.
@@ -81,7 +84,7 @@ def watch(
         "catalog": artifacts.load(catalog, "catalog/v1"),
         "item_embeddings": artifacts.load(item_embeddings, "item_embeddings/v1"),
     }
-    now = inputs["catalog"].read_table("catalog.parquet")
+    now = inputs["catalog"].read_table("catalog.parquet", columns=list(COMPARED))
     check_same_items(now, inputs["item_embeddings"].read_table(FILE, columns=["item_id"]))
     check_made_from(inputs["item_embeddings"], inputs["catalog"])
     digests = item_digests(now)
@@ -100,11 +103,12 @@ def watch(
         elif "collision_rate" not in _at_fit(bundle):
             decision, reasons = "full", ["The published quantizer does not say what its figures were at the fit."]
         else:
-            item_ids, _, vectors = in_item_order(inputs["item_embeddings"])
-            limits = _limits(bundle, now, item_ids.to_pylist(), vectors, names, settings)
-            decision, reasons = _decide(names, limits)
-            if not limits[0].passed:
-                reasons.insert(1, other_settings(bundle, inputs["item_embeddings"]))
+            limits = _limits(bundle, now, inputs["item_embeddings"], names, settings)
+            remarks = {
+                CHANGED: "Other limits are not looked at.",
+                drift.ENCODED_AGAIN: other_settings(bundle, inputs["item_embeddings"]),
+            }
+            decision, reasons = _decide(names, limits, remarks)
         if force != "none":
             decision, reasons = "full", [f"It was asked for: force={force}.", *reasons]
     if decision != "none" and force == "none" and (refused := refusal(bundles, facts["catalog_digest"], version)):
@@ -117,8 +121,8 @@ def watch(
         body |= {"checks": [vars(check) | {"passed": check.passed} for check in limits]}
         write_decision(draft, f"Retraining: {decision}", body, _details(limits, names))
         schema = pa.schema([("item_id", pa.string()), ("change", pa.string())])
-        rows = [{"item_id": item, "change": name} for name, ids in names.items() for item in ids]
-        draft.write_table("changes.parquet", pa.Table.from_pylist(rows, schema))
+        columns = [[item for ids in names.values() for item in ids], [name for name, ids in names.items() for _ in ids]]
+        draft.write_table("changes.parquet", pa.table(columns, schema))
         draft.metadata.update(facts, decision=decision)
         return dict(draft.metadata)
 
@@ -129,20 +133,21 @@ def _at_fit(bundle: Bundle) -> dict[str, float]:
 
 
 def _limits(
-    bundle: Bundle,
-    now: pa.Table,
-    item_ids: list[str],
-    vectors: Vectors,
-    names: dict[str, list[str]],
-    settings: dict[str, float],
+    bundle: Bundle, now: pa.Table, item_embeddings: Artifact, names: dict[str, list[str]], settings: dict[str, float]
 ) -> list[Check]:
     """How far the catalog has moved, with the Semantic IDs that an increment would give.
 
-    The first is `drift.encoded_as_before`. ``item_ids`` are those of the rows of ``vectors``.
+    The changed share alone where it is beyond its limit: that decides, and the vectors of what changed, nearly all of a
+    catalog perhaps, need not be held.
     """
+    differs = {*names["new"], *names["changed"]}
+    changed = Check(CHANGED, len(differs) / now.num_rows, most=settings["max_changed_share"])
+    if not changed.passed:
+        return [changed]
+    sorted_ids, _, vectors = in_item_order(item_embeddings)
+    item_ids = sorted_ids.to_pylist()
     ids = bundle.part("semantic_ids")
     quantizer, issued, at_fit = quantizers.load(ids), Issued.read(ids), _at_fit(bundle)
-    differs = {*names["new"], *names["changed"]}
     differs_N = np.asarray([item in differs for item in item_ids])
     others_ND = vectors.take(np.flatnonzero(differs_N))
     encoded = quantizer.encode(others_ND)
@@ -158,7 +163,7 @@ def _limits(
     most_collisions = collisions_then + settings["max_collision_rise"]
     return [
         drift.encoded_as_before(issued, quantizer, item_ids, ~differs_N, vectors),
-        Check("changed share", len(differs) / len(item_ids), most=settings["max_changed_share"]),
+        changed,
         Check("error ratio", errors, most=settings["max_error_ratio"]),
         Check(f"collision rate (at the fit: {collisions_then:.4f})", collisions, most=most_collisions),
         Check("category shift", shift, most=settings["max_category_shift"]),
@@ -166,13 +171,17 @@ def _limits(
     ]
 
 
-def _decide(names: dict[str, list[str]], limits: list[Check]) -> tuple[str, list[str]]:
-    """The decision and its reasons; the limits come first, because a mix may move while no row's text does."""
+def _decide(names: dict[str, list[str]], limits: list[Check], remarks: dict[str, str]) -> tuple[str, list[str]]:
+    """The decision and its reasons; the limits come first, because a mix may move while no row's text does.
+
+    ``remarks`` has what there is to say beside a check that is not passed, by its name.
+    """
     new, changed, relabelled, gone = (len(names[name]) for name in ("new", "changed", "relabelled", "gone"))
     counts = f"{new} items are new, {changed} have another text, {gone} are gone."
     if relabelled:
         counts += f" {relabelled} have the same text and another title, brand, category or description."
-    beyond = [f"The {check.sentence()}." for check in limits if not check.passed]
+    failed = [check for check in limits if not check.passed]
+    beyond = [f"The {check.sentence()}. {remarks.get(check.name, '')}".rstrip() for check in failed]
     if beyond:
         return "full", [*beyond, counts]
     if new or changed or relabelled:
