@@ -399,8 +399,12 @@ def test_the_gpu_script_ends_where_answers_differ(monkeypatch):
     monkeypatch.setattr(speed, "product", other_beams)
     with pytest.raises(SystemExit, match="gpu_speed: decoding is not the same as the peer"):
         speed.decoding(model, vocabulary)
-    padded = speed.padded
-    monkeypatch.setattr(speed, "padded", lambda group: padded(group[:1]))
+
+    class Scaled(speed.GroundingModel):
+        def forward(self, **batch):
+            return {"loss": 1.1 * super().forward(**batch)["loss"]}
+
+    monkeypatch.setattr(speed, "GroundingModel", Scaled)
     with pytest.raises(SystemExit, match="gpu_speed: grounding is not the same as the peer"):
         speed.grounding(model, vocabulary)
 
