@@ -7,6 +7,7 @@ Sources: Hu et al., LoRA, 2021; Dettmers et al., QLoRA, 2023.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -35,8 +36,11 @@ def possible(mode: str, dtype: torch.dtype, device: torch.device) -> tuple[str, 
     """The mode that this machine can train in, and why it is not the given one (empty where it is).
 
     qlora becomes lora, the same adapters over frozen weights in ``dtype``, where a small 4-bit layer of bitsandbytes
-    does not compute on ``device`` or pass a gradient: a build may import and have no kernels for the machine.
+    does not compute on ``device`` or pass a gradient: a build may import and have no kernels for the machine. Raises
+    ValueError where bitsandbytes is installed but cannot be imported, with which peft makes no adapters of any kind.
     """
+    if mode != "full":
+        _check_import()
     if mode != "qlora":
         return mode, ""
     inputs = torch.ones(2, 64, dtype=dtype, device=device, requires_grad=True)
@@ -128,6 +132,18 @@ def _in_four_bits(linear: torch.nn.Linear, dtype: torch.dtype) -> torch.nn.Modul
     # On CPUs it would repack the weights in place for a bfloat16 kernel when it first decodes.
     small.support_avx512bf16_for_cpu = False
     return small.to(linear.weight.device)  # moving quantizes
+
+
+def _check_import() -> None:
+    """Raise ValueError where bitsandbytes is there but broken: peft imports it wherever it finds the package."""
+    try:
+        import bitsandbytes  # noqa: F401
+    except Exception as error:  # of many kinds: its binary, or what that needs, does not load
+        if importlib.util.find_spec("bitsandbytes") is not None:
+            raise ValueError(
+                f"bitsandbytes is installed but cannot be imported ({_first_line(error)}): repair it, or run `pip"
+                " uninstall bitsandbytes` and train by mode=lora; peft imports it in every mode but full."
+            ) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -131,6 +131,21 @@ def test_without_four_bit_layers_qlora_becomes_lora_and_says_why(monkeypatch, mi
         assert text in why
 
 
+@pytest.mark.parametrize("mode", adapters.MODES)
+def test_a_bitsandbytes_that_cannot_be_imported_is_refused_in_every_mode_that_imports_it(monkeypatch, tmp_path, mode):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bitsandbytes"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "bitsandbytes").mkdir()
+    (tmp_path / "bitsandbytes" / "__init__.py").write_text("raise OSError('libcudart.so: no such file.\\nMore.')")
+    monkeypatch.syspath_prepend(tmp_path)
+    if mode == "full":
+        assert adapters.possible(mode, torch.float32, torch.device("cpu")) == (mode, "")
+        return
+    wanted = r"cannot be imported \(libcudart.so: no such file\): repair it, or run `pip uninstall bitsandbytes`"
+    with pytest.raises(ValueError, match=wanted):
+        adapters.possible(mode, torch.float32, torch.device("cpu"))
+
+
 def test_with_four_bit_layers_every_mode_stays_what_it_is():
     pytest.importorskip("bitsandbytes")
     for mode in adapters.MODES:

@@ -12,13 +12,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from peft.import_utils import is_bnb_4bit_available, is_bnb_available
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from sidgraft import artifacts, training, validation
+from sidgraft import adapters, artifacts, training, validation
 from sidgraft.models import load_base_model
 from sidgraft.stages.baselines import baselines
+from sidgraft.stages import finetune as stage
 from sidgraft.stages.evaluate import evaluate
 from sidgraft.stages.finetune import finetune
 
@@ -156,8 +159,19 @@ def test_recomputing_activations_runs_each_layer_twice_and_changes_no_result(sho
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.fixture
+def asked_anew():
+    """peft remembers whether bitsandbytes is there: it is asked again in a test, and again behind it."""
+    remembered = (is_bnb_available, is_bnb_4bit_available)
+    for answer in remembered:
+        answer.cache_clear()
+    yield
+    for answer in remembered:
+        answer.cache_clear()
+
+
 def test_without_four_bit_layers_qlora_trains_as_lora_and_console_and_artifact_say_so(
-    shop, tmp_path, monkeypatch, capsys
+    shop, tmp_path, monkeypatch, capsys, asked_anew
 ):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     made = {}
@@ -175,10 +189,30 @@ def test_without_four_bit_layers_qlora_trains_as_lora_and_console_and_artifact_s
     assert "why_this_mode" not in made["lora"]
 
 
-def test_with_four_bit_layers_qlora_trains_over_them(shop, tmp_path, capsys):
+def test_whether_four_bits_are_possible_is_known_before_the_model_is_loaded(shop, tmp_path, monkeypatch):
+    def refuse(mode, dtype, device):
+        assert (mode, dtype, device.type) == ("qlora", torch.bfloat16, "cuda" if torch.cuda.is_available() else "cpu")
+        raise ValueError("repair it")
+
+    monkeypatch.setattr(adapters, "possible", refuse)
+    monkeypatch.setattr(stage, "load_grafted", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ValueError, match="repair it"):
+        run(shop, tmp_path / "model", mode="qlora", precision="bfloat16")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_with_four_bit_layers_qlora_trains_over_them(shop, tmp_path, monkeypatch, capsys, asked_anew):
     functional = pytest.importorskip("bitsandbytes.functional")
     settings = {"mode": "qlora", "epochs": 1, "precision": "bfloat16", "learning_rate": 1e-12}
+    layers, adapt = set(), adapters.adapt
+
+    def keep(model, *args, **named):
+        adapt(model, *args, **named)
+        layers.update(type(m) for m in model.modules() if isinstance(m, LoraLayer))
+
+    monkeypatch.setattr(adapters, "adapt", keep)
     summary = run(shop, tmp_path / "model", **settings)
+    assert layers == {pytest.importorskip("peft.tuners.lora.bnb").Linear4bit}  # not that over plain weights
     assert (summary["mode"], "why_this_mode" in summary) == ("qlora", False)
     assert "cannot train here" not in capsys.readouterr().err
     # With next to no step what is merged is the base model in 4 bits.

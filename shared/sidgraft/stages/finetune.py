@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from sidgraft import adapters, artifacts, checks, corpora, distributed, objectives, trainjob
 from sidgraft.checkpoints import Checkpoints, remote_place, working_directory
+from sidgraft.devices import device
 from sidgraft.mixtures import FollowEpochs, Mixture
 from sidgraft.models import load_grafted, made_for
 from sidgraft.precisions import DTYPES
@@ -167,10 +168,10 @@ def finetune(
             return dict(artifacts.load(out, "model/v1").metadata)
 
         autocast = DTYPES[precision]
-        model, tokenizer, vocabulary = load_grafted(inputs["token_rows"], DTYPES["float32"], rows_epoch)
-        trained_mode, why = adapters.possible(mode, autocast, model.device)
+        trained_mode, why = adapters.possible(mode, autocast, device())
         if why:
             say(why)
+        model, tokenizer, vocabulary = load_grafted(inputs["token_rows"], DTYPES["float32"], rows_epoch)
         if trained_mode != "full":
             adapters.adapt(
                 model, trained_mode, rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, dtype=autocast, seed=seed
