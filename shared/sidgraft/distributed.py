@@ -79,12 +79,18 @@ def on_this_machine(processes: int) -> int:
 def launch(stage: str, arguments: Mapping[str, Any], processes: int) -> None:
     """Run a stage's command in several processes on this machine (as many as `on_this_machine` says).
 
-    Raises ValueError with the stage's own message when it refuses its input, RuntimeError when a process dies.
+    Raises ValueError where there are fewer GPUs than processes, or with the stage's own message when it refuses its
+    input, RuntimeError when a process dies.
     """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     count = on_this_machine(processes)
+    if torch.cuda.is_available() and count > torch.cuda.device_count():
+        raise ValueError(
+            f"processes={count}, expected at most {torch.cuda.device_count()}, one for every GPU that is visible here:"
+            " ask for fewer, or give processes=0, which starts as many."
+        )
     command = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={count}", "-m", "sidgraft.cli", stage]
     environment = dict(os.environ)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(torch.get_num_threads() // count, 1)))

@@ -91,12 +91,16 @@ def test_two_processes_killed_in_the_middle_of_an_epoch_go_on_to_the_same_bits(s
 
 
 def kill_at_a_checkpoint(stage, arguments, *, step):
-    """Start a stage, kill it alone by SIGKILL once it has the checkpoint of a step, and see its processes end."""
+    """Start a stage, kill it alone by SIGKILL once it has a checkpoint of a step or later, and see its processes end."""
     code = f"from sidgraft.stages.{stage} import {stage}\n{stage}(**{arguments!r})"
     process = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 300
-    wanted = f"*/checkpoint-{step}/whole.json"
-    while not list(Path(arguments["checkpoints"]).glob(wanted)):
+
+    def newest():  # one that is seen late may be gone already, replaced by a newer one
+        whole = Path(arguments["checkpoints"]).glob("*/checkpoint-*/whole.json")
+        return max((int(file.parent.name.removeprefix("checkpoint-")) for file in whole), default=0)
+
+    while newest() < step:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -243,6 +247,19 @@ def test_no_number_of_processes_stands_for_the_visible_gpus(monkeypatch):
     for gpus, expected in ((0, 1), (1, 1), (8, 8)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         assert (distributed.on_this_machine(0), distributed.on_this_machine(2)) == (expected, 2)
+
+
+def test_more_processes_than_gpus_are_refused_before_one_starts(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    started = []
+    monkeypatch.setattr("torch.distributed.run.run", started.append)
+    with pytest.raises(ValueError, match="processes=3, expected at most 2, one for every GPU.*processes=0"):
+        distributed.launch("finetune", {}, 3)
+    assert started == []
+    for processes in (0, 1, 2):
+        distributed.launch("finetune", {}, processes)
+    assert len(started) == 3
 
 
 def test_only_torchrun_makes_a_process_one_of_many(monkeypatch):
