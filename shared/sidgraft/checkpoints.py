@@ -269,7 +269,8 @@ def working_directory(checkpoints: str, name: str, out: str) -> Iterator[Path]:
     """Where a training run keeps its checkpoints: ``checkpoints``/``name``, or a temporary place beside ``out``.
 
     It is removed when the body ends well; after an error or a kill the one under ``checkpoints`` stays, and the
-    same run finds it again (``name`` holds the digest of its arguments and inputs). Of checkpoints in an object store
+    same run finds it again (``name`` holds the digest of its arguments and inputs). The temporary place starts empty,
+    whatever a killed run left there. Of checkpoints in an object store
     there is a directory in the cache, one for each machine, should they share it; a store that refuses them is known
     before anything is computed.
     """
@@ -283,6 +284,9 @@ def working_directory(checkpoints: str, name: str, out: str) -> Iterator[Path]:
         beside = storage.cache_folder() / "training" / name if storage.is_remote(out) else Path(out)
         place = Path(checkpoints) / name if checkpoints else beside.parent / f".{beside.name}.training"
     place.mkdir(parents=True, exist_ok=True)
+    if not checkpoints and distributed.rank() == 0:  # a killed run's files are no other's, and none goes on from them
+        for left in place.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
     try:
         yield place
     except BaseException:

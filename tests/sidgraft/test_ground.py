@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sidgraft import artifacts, training
+from sidgraft import artifacts, distributed, training
 from sidgraft.models import BaseModel, load_grafted, load_rows
 from sidgraft.stages.expand import expand
 from sidgraft.stages.ground import ground
@@ -137,6 +137,41 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_nothing(shop, tmp_
     with pytest.raises(ValueError, match=r"the (loss|gradient's norm) became .* at step"):
         run(shop, tmp_path / "out", learning_rate=1e30, epochs=5)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("length", [{"epochs": 1.5}, {"epochs": 2, "max_steps": 12}])
+def test_where_an_epoch_or_a_run_is_cut_short_a_number_that_is_none_is_told_by_the_batches_of_a_whole_epoch(
+    shop, tmp_path, monkeypatch, length
+):
+    """An epoch has nine steps."""
+    compute = training.PartsTrainer.compute_loss
+
+    def poisoned(self, *args, **named):
+        return compute(self, *args, **named) * (float("nan") if self.state.global_step == 10 else 1)
+
+    monkeypatch.setattr(training.PartsTrainer, "compute_loss", poisoned)
+    with pytest.raises(ValueError, match=r"the loss became nan at step 11 \(epoch 2, batch 2 of 9\): lower"):
+        run(shop, tmp_path / "out", **length)
+
+
+def test_what_a_killed_run_left_beside_the_artifact_does_not_end_up_in_it(shop, tmp_path):
+    left = tmp_path / ".out.training"
+    (left / "tensorboard").mkdir(parents=True)
+    for name in ("rows-epoch-7.safetensors", "tensorboard/events"):
+        (left / name).write_text("of another run")
+    run(shop, tmp_path / "out", max_steps=1, keep_epochs="0")
+    assert [p.name for p in (tmp_path / "out").glob("rows-epoch-*")] == ["rows-epoch-0.safetensors"]
+    assert not (tmp_path / "out" / "tensorboard").exists()
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_processes_one_passes_the_rows_through(shop, tmp_path, monkeypatch, rank):
+    monkeypatch.setattr(distributed, "join", lambda: None)  # it would tie this process to the one that started it
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": str(rank), "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    summary = run(shop, tmp_path / "out", corpus="none")
+    assert (tmp_path / "out").exists() == bool(summary) == (rank == 0)
 
 
 @pytest.mark.parametrize("tokens", [16384, 300])

@@ -121,6 +121,8 @@ def ground(
     rows_from = inputs["token_rows"]
     creating = {"kind": "token_rows/v1", "stage": "ground", "arguments": settings, "inputs": inputs}
     if corpus == "none":
+        if distributed.rank() > 0:
+            return {}
         with artifacts.create(out, **creating) as draft:
             _copy_vocabulary(rows_from, draft)
             shutil.copy(rows_from.path / "rows.safetensors", draft.path / "rows.safetensors")
