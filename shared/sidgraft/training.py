@@ -26,9 +26,9 @@ from torch.nn.functional import embedding
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from sidgraft import checks
 from sidgraft.attention import Packing, Prefix, pack_sequences, use_packed_attention
 from sidgraft.checkpoints import explain_failed_write
-from sidgraft.checks import one_of
 from sidgraft.losses import chunked_cross_entropy
 from sidgraft.memory import keep_freed_memory
 from sidgraft.progress import Progress
@@ -264,7 +264,7 @@ def supervise(model: Any) -> None:
 
 def check_report_to(name: str) -> None:
     """Raise ValueError for a place to log to that there is not, or whose package is not installed."""
-    if one_of("report_to", name, REPORTS) != "none" and importlib.util.find_spec(name) is None:
+    if checks.one_of("report_to", name, REPORTS) != "none" and importlib.util.find_spec(name) is None:
         raise ValueError(
             f"report_to={name} needs the package {name}, which is not installed: run `pip install {name}`, or leave"
             " report_to at none; the curves stand in the report in any case."
@@ -306,23 +306,23 @@ class ShowProgress(TrainerCallback):
     def __init__(self, what: str, tokens_per_step: float) -> None:
         self.what, self.tokens_per_step = what, tokens_per_step
         self.progress: Progress | None = None
+        self.batches = 0  # of an epoch
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+        self.batches = len(train_dataloader)
         self.progress = Progress(self.what, state.max_steps - state.global_step, "steps")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if self.progress is None or logs is None or "loss" not in logs:
             return
+        before = state.global_step - 1
         # Before the step's checkpoint, so that none holds weights that such a gradient has spoilt.
         for name, what in (("loss", "the loss"), ("grad_norm", "the gradient's norm")):
-            if not np.isfinite(logs.get(name, 0.0)):
-                steps = state.max_steps // state.num_train_epochs  # of an epoch
-                raise ValueError(
-                    f"{what} became {logs[name]} at step {state.global_step} (epoch"
-                    f" {(state.global_step - 1) // max(steps, 1) + 1}, batch"
-                    f" {(state.global_step - 1) % max(steps, 1) + 1} of {steps}): lower learning_rate, or use"
-                    " precision=float32. The last checkpoint is from before that step."
-                )
+            advice = "lower learning_rate, or use precision=float32. The last checkpoint is from before that step"
+            checks.finite(
+                what, logs.get(name, 0.0), epoch=before // self.batches + 1, batch=before % self.batches + 1,
+                batches=self.batches, advice=advice,
+            )  # fmt: skip
         speed = self.tokens_per_step * (self.progress.done + 1) / (time.monotonic() - self.progress.started)
         self.progress.update(1, loss=logs["loss"], tokens_per_s=speed)
 
