@@ -1,4 +1,4 @@
-"""Attention for packed rows and for beams, as an attention function that any transformers model can use.
+"""Attention for packed rows and for beams, as an attention function of transformers' models (`check_supported`).
 
 A packed row holds several sequences end to end, without padding, so that every linear layer works on real tokens only,
 and what sequences begin with alike (a chat template, the wording of a task) stands in it once: in a causal model a
@@ -24,10 +24,14 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 NAME = "sidgraft_packed"
-# What a model's configuration may ask for beside attention and output head, and where nothing here would do it.
-LEFT_OUT = (
+# What scales or caps attention's scores or the logits, by its name in a model's configuration: losses and scores here
+# are formed from hidden states and the head's weights alone, and attention without caps.
+UNSUPPORTED = (
     "attn_logit_softcapping", "final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier",
 )  # fmt: skip
+# Types of models whose window is in the mask that they build, of which nothing is left here: they do not tell it to the
+# attention function.
+WINDOW_IN_MASK = ("doge", "phimoe", "qwen2_moe")
 SHORT = 512  # tokens up to which, on a CPU, plain products are faster than the fused kernel
 
 
@@ -231,19 +235,35 @@ def _seen(position_BR: torch.Tensor, longest: int, window: int | None) -> torch.
     return seen_BRS if window is None else seen_BRS & (places_S > position_BR1 - window)
 
 
+def check_supported(config: Any) -> None:
+    """Raise ValueError where a model's configuration asks for what attention, losses and scores here would leave out.
+
+    That is scaled or capped scores or logits, attention in chunks, and a window that only the model's own mask knows.
+    """
+    config = config.get_text_config()
+    asked = {name: getattr(config, name, None) for name in UNSUPPORTED}
+    asked = [f"{name}={value}" for name, value in asked.items() if value not in (None, 1.0)]
+    layers, window = getattr(config, "layer_types", None) or (), getattr(config, "sliding_window", None)
+    if asked:
+        what = f"scales or caps scores or logits by {', '.join(asked)}"
+    elif "chunked_attention" in layers:
+        what = "attends in chunks (layer_types names chunked_attention)"
+    elif config.model_type in WINDOW_IN_MASK and window and (not layers or "sliding_attention" in layers):
+        what = f"keeps its window (sliding_window={window}) in a mask of its own"
+    else:
+        return
+    raise ValueError(
+        f"the model ({config.model_type}) {what}, which is not supported: give a base model without, such as Qwen3,"
+        " Llama, Mistral or Gemma 3."
+    )
+
+
 def use_packed_attention(model: Any) -> None:
     """Make a transformers model attend through this module; its forward then takes ``packing=`` or ``beams=``.
 
-    Raises ValueError for a model that scales or caps its logits, which losses and scores here would leave out.
+    Raises ValueError for a model that `check_supported` refuses.
     """
-    config = model.config.get_text_config()
-    asked = {name: getattr(config, name, None) for name in LEFT_OUT}
-    asked = [f"{name}={value}" for name, value in asked.items() if value not in (None, 1.0)]
-    if asked:
-        raise ValueError(
-            f"the model ({config.model_type}) computes its logits with {', '.join(asked)}, which is not supported: give"
-            " a base model without, such as Qwen3, Llama, Mistral or Gemma 3."
-        )
+    check_supported(model.config)
     AttentionInterface.register(NAME, _attention)
     # None means that the model builds no mask at all: the packing says it all.
     AttentionMaskInterface.register(NAME, lambda *_, **__: None)

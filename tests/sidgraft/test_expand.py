@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from sidgraft import artifacts, initializers, models, quantizers
 from sidgraft.artifacts import SCHEMAS
@@ -275,6 +275,16 @@ def test_scale_is_left_out_where_there_are_no_centroids(tmp_path, data, initiali
 def test_wrong_settings_are_refused(tmp_path, data, options, match):
     with pytest.raises(ValueError, match=match):
         run(data, tmp_path / "o", **options)
+
+
+def test_a_model_that_could_not_be_trained_is_refused_before_its_rows_are_made(tmp_path, data):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = GraniteConfig(vocab_size=300, num_key_value_heads=2, logits_scaling=8.0, **sizes)
+    GraniteForCausalLM(config).save_pretrained(tmp_path / "base")
+    models.load_base("tiny")[1].save_pretrained(tmp_path / "base")
+    with pytest.raises(ValueError, match=r"granite.*logits_scaling=8\.0, which is not supported"):
+        run(data, tmp_path / "rows", base_model=str(tmp_path / "base"))
+    assert not (tmp_path / "rows").exists()
 
 
 def test_the_tokenizer_comes_back_whole(tmp_path, data):

@@ -1,20 +1,28 @@
 """Models that look back a few tokens only, in some or all of their layers, against transformers' own attention."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GraniteConfig,
+    Llama4TextConfig,
+    LlamaConfig,
     MistralConfig,
+    PhimoeConfig,
+    Qwen2MoeConfig,
     Qwen3Config,
 )
 
 from sidgraft import attention
-from sidgraft.attention import use_packed_attention
+from sidgraft.attention import check_supported, use_packed_attention
 from sidgraft.beam import beam_search
 from sidgraft.prompts import Sample
 from sidgraft.sids import SidVocabulary
@@ -117,15 +125,45 @@ def test_grounding_looks_back_as_far_as_the_model_does(monkeypatch, name, short)
         (lambda: Gemma2Config(num_hidden_layers=1, **SMALL), "gemma2.*attn_logit_softcapping=50.0, final"),
         (lambda: GraniteConfig(num_hidden_layers=1, logits_scaling=8.0, **SMALL), "granite.*logits_scaling=8.0"),
         (lambda: CohereConfig(num_hidden_layers=1, **SMALL), "cohere.*logit_scale=0.0625"),
+        (lambda: Llama4TextConfig(num_hidden_layers=1), "llama4_text.*in chunks"),
+        (lambda: Qwen2MoeConfig(use_sliding_window=True), "qwen2_moe.*sliding_window=4096.*a mask of its own"),
+        (lambda: PhimoeConfig(sliding_window=WINDOW), "phimoe.*sliding_window=8.*a mask of its own"),
     ],
 )
-def test_a_model_that_changes_its_logits_is_refused(config, named):
+def test_a_model_of_which_something_would_be_left_out_is_refused(config, named):
     with pytest.raises(ValueError, match=named):
-        use_packed_attention(AutoModelForCausalLM.from_config(config()))
+        check_supported(config())
 
 
-def test_a_model_that_could_change_its_logits_and_does_not_is_taken():
-    use_packed_attention(AutoModelForCausalLM.from_config(GraniteConfig(num_hidden_layers=1, **SMALL)))
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda: GraniteConfig(num_hidden_layers=1, **SMALL),
+        lambda: PhimoeConfig(sliding_window=None),
+        Qwen2MoeConfig,
+        LlamaConfig,
+        *CONFIGS.values(),
+    ],
+)
+def test_a_model_that_could_ask_for_that_and_does_not_is_taken(config):
+    check_supported(config())
+
+
+def test_a_model_is_asked_before_its_attention_is_replaced():
+    model = AutoModelForCausalLM.from_config(CohereConfig(num_hidden_layers=1, **SMALL))
+    before = model.config._attn_implementation
+    with pytest.raises(ValueError, match="not supported"):
+        use_packed_attention(model)
+    assert model.config._attn_implementation == before
+
+
+def test_the_models_that_keep_their_window_from_the_attention_function_are_those_of_the_installed_transformers():
+    kept = set()
+    for file in Path(transformers.__file__).parent.glob("models/*/modeling_*.py"):
+        source = file.read_text(encoding="utf-8")
+        if re.search(r"^from .* import .*\bcreate_sliding_window_causal_mask\b", source, re.MULTILINE):
+            kept |= {file.parent.name} if "sliding_window=" not in source and "ForCausalLM(" in source else set()
+    assert kept - {"blt"} == set(attention.WINDOW_IN_MASK)  # blt reads bytes: it has no tokens to add to
 
 
 @pytest.mark.parametrize("asked", [{"softcap": 50.0}, {"s_aux": torch.zeros(2)}])

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from sidgraft import artifacts, continuity, initializers, models, quantizers
 from sidgraft.artifacts import Artifact
+from sidgraft.attention import check_supported
 from sidgraft.bundles import Bundle, open_version
 from sidgraft.checks import one_of
 from sidgraft.plain_text import plain_text_encoder
@@ -86,6 +87,7 @@ def expand(
         arguments["previous"] = last.version
 
     model, tokenizer, last_vocabulary = _loaded(last, base_model, base_revision, trust_remote_code)
+    check_supported(model.config)  # nothing here attends, but ground and finetune do
     vocabulary = models.add_tokens(tokenizer, quantizer.sizes)
 
     def described(rows_VD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
