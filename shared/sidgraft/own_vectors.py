@@ -84,18 +84,21 @@ def check(path: str, item_column: str, vector_column: str, item_ids: pa.Array) -
         pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
     )
     dtype = np.float16 if is_numbers and kind.value_type == pa.float16() else np.float32
+    item_M = np.zeros(table.num_rows, np.int64)  # where ids are unusable every row is looked at
+    if ids is not None:
+        found = pc.index_in(ids.combine_chunks(), value_set=item_ids)
+        item_M = pc.fill_null(found, -1).to_numpy(zero_copy_only=False)
+    known_M = item_M >= 0
     width, faulty_M, finite_M = 0, np.zeros(table.num_rows, bool), np.ones(table.num_rows, bool)
     if is_numbers:
         length_M, finite_M = _lengths(file, vector_column, dtype, table.num_rows)
-        width, faulty_M = _width(length_M, vector_column, ids, problems)
+        width, faulty_M = _width(length_M, known_M, vector_column, ids, problems)
     else:
         problems.append(f"{WHAT}: column {vector_column!r} is {kind}, expected lists of numbers.")
     tables.raise_all([] if ids is not None else problems)
     assert ids is not None
-    flat = ids.combine_chunks()
-    item_M = pc.fill_null(pc.index_in(flat, value_set=item_ids), -1).to_numpy(zero_copy_only=False)
-    _check_ids(flat, item_M >= 0, item_ids, problems)
-    bad_M = ~finite_M & ~faulty_M & (item_M >= 0)
+    _check_ids(ids.combine_chunks(), known_M, item_ids, problems)
+    bad_M = ~finite_M & ~faulty_M & known_M
     if bad_M.any():
         problems.append(f"{WHAT}: {bad_M.sum()} vectors hold NaN or infinity: {tables.examples(bad_M, ids)}.")
     tables.raise_all(problems)
@@ -133,11 +136,14 @@ def _lengths(
     return length_M, finite_M
 
 
-def _width(length_M: np.ndarray, name: str, ids: pa.ChunkedArray | None, problems: list[str]) -> tuple[int, np.ndarray]:
-    """The width of most vectors, and the rows that are null, empty or of another width [M]."""
-    width = int(np.bincount(length_M).argmax()) if len(length_M) else 0
-    null = length_M == 0
-    other = ~null & (length_M != width)
+def _width(
+    length_M: np.ndarray, known_M: np.ndarray, name: str, ids: pa.ChunkedArray | None, problems: list[str]
+) -> tuple[int, np.ndarray]:
+    """The width of most vectors, and the rows that are null, empty or of another width [M], all of known items."""
+    null = known_M & (length_M == 0)
+    some = length_M[known_M & ~null]
+    width = int(np.bincount(some).argmax()) if len(some) else 0
+    other = known_M & ~null & (length_M != width)
     if null.any():
         problems.append(f"{WHAT}: {null.sum()} vectors are null or empty: {tables.examples(null, ids)}.")
     if other.any():
@@ -145,7 +151,7 @@ def _width(length_M: np.ndarray, name: str, ids: pa.ChunkedArray | None, problem
         problems.append(
             f"{WHAT}: {other.sum()} vectors have the width {widths}, most have {width}: {tables.examples(other, ids)}."
         )
-    if width == 0:
+    if not length_M.any():
         problems.append(f"{WHAT}: column {name!r} holds no vectors.")
     return width, null | other
 
