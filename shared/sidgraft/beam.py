@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sidgraft.attention import BeamCache, pack_sequences
-from sidgraft.devices import stopping_without_memory
+from sidgraft.devices import suppressing_out_of_memory
 from sidgraft.progress import Progress
 from sidgraft.sids import SidVocabulary
 from sidgraft.trie import Trie
@@ -189,7 +189,7 @@ def decode(
         while groups:
             group = groups.pop(0)
             found = None
-            with stopping_without_memory():  # the error's traceback would keep the tensors of the search
+            with suppressing_out_of_memory():  # the error's traceback would keep the tensors of the search
                 found = beam_search(model, trie, vocabulary, [prompts[i] for i in group], beams=beams, score=score)
             if found is None:
                 groups = _halved([group, *groups], len(prompts[group[0]]), beams)

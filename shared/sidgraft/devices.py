@@ -20,16 +20,16 @@ def device() -> torch.device:
 
 
 @contextmanager
-def stopping_without_memory() -> Iterator[None]:
+def suppressing_out_of_memory() -> Iterator[None]:
     """End the body without an error where the memory of a GPU or the machine is used up; all else is raised.
 
-    A CPU's allocator raises no error of its own kind, only a RuntimeError with this text. It does so where memory is
-    limited (ulimit, no overcommit); a container that exceeds its own limit is killed.
+    On a CPU there is no error of its own kind, only a RuntimeError with a text of torch's allocator or of C++. It comes
+    where memory is limited (ulimit, no overcommit); a container that exceeds its own limit is killed.
     """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError):
         pass
     except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
+        if not any(text in str(error) for text in ("can't allocate memory", "bad_alloc")):
             raise

@@ -13,7 +13,7 @@ import torch
 from sidgraft import beam
 from sidgraft.attention import use_packed_attention
 from sidgraft.beam import _first_of_best, batches_by_length, beam_search, decode
-from sidgraft.devices import stopping_without_memory
+from sidgraft.devices import suppressing_out_of_memory
 from sidgraft.models import add_tokens, load_base, put_rows
 from sidgraft.trie import build_trie
 
@@ -179,10 +179,11 @@ print(tried)
 def test_on_a_cpu_a_batch_is_halved_where_the_memory_of_a_process_is_limited():
     """64 prompts attend with 64 MB of scores at least three times over, and 128 MB are left."""
     arguments = [sys.executable, "-c", LIMITED, str(Path(__file__).parent)]
-    shown = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    shown = subprocess.run(arguments, capture_output=True, text=True, timeout=600)
+    assert shown.returncode == 0, shown.stderr
     tried = ast.literal_eval(shown.stdout.splitlines()[-1])
     assert tried[:2] == [64, 32]
-    assert sum(tried) > sum(tried[-(64 // tried[-1]) :]) == 64
+    assert sum(tried) > 64
 
 
 def test_an_error_that_has_nothing_to_do_with_memory_is_raised(monkeypatch):
@@ -197,9 +198,12 @@ def test_an_error_that_has_nothing_to_do_with_memory_is_raised(monkeypatch):
         decode(model, build_trie(catalog()), vocabulary, prompts_of(vocabulary), beams=6)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError("Unable to allocate")])
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory."), MemoryError("Unable to allocate"), RuntimeError("std::bad_alloc")],
+)
 def test_an_error_of_memory_ends_the_work_that_it_stopped(error):
-    with stopping_without_memory():
+    with suppressing_out_of_memory():
         raise error
 
 
