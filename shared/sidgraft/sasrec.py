@@ -85,9 +85,10 @@ def fit(
 
     Validation is the NDCG@10 of ``target_U`` given ``histories``; training stops after ``patience`` epochs without a
     better one, ties keep the earlier. Without validation targets it runs all epochs and keeps the last. Sequences
-    are cut to their last ``max_length`` + 1 items; those of a single item teach nothing and are left out. The same
-    seed gives the same weights on one machine. Returns the model and its best epoch, its NDCG@10 and its log. Raises
-    ValueError when the loss is no number, at a step or behind the last one of an epoch.
+    are cut to their last ``max_length`` + 1 items; those of a single item teach nothing and are left out. On a CPU the
+    same seed gives the same weights; a GPU adds up gradients of attention in no fixed order. Returns the model and its
+    best epoch, its NDCG@10 and its log. Raises ValueError when the loss is no number, at a step or behind the last one
+    of an epoch.
     """
     samples = [s[-max_length - 1 :] for s in sequences if len(s) > 1]
     with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
@@ -111,7 +112,7 @@ def fit(
             if best["ndcg@10"] is None or found["ndcg@10"] > best["ndcg@10"]:
                 best = {"epoch": epoch, "ndcg@10": found["ndcg@10"]}
                 kept = copy.deepcopy(model.state_dict())
-                # the same seed goes the same way again: a later failure does not lose it
+                # the same seed goes the same way again (on a GPU nearly): a later failure does not lose it
                 advice = (
                     f"lower sasrec_learning_rate={learning_rate}, or keep the model of epoch {epoch} with"
                     f" sasrec_epochs={epoch}"

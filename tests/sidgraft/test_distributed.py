@@ -91,7 +91,7 @@ def test_two_processes_killed_in_the_middle_of_an_epoch_go_on_to_the_same_bits(s
 
 
 def kill_at_a_checkpoint(stage, arguments, *, step):
-    """Start a stage, kill it alone by SIGKILL once it has a checkpoint of a step or later, and see its processes end."""
+    """Start a stage, kill it alone by SIGKILL once it has a checkpoint of a step or later; its processes end, too."""
     code = f"from sidgraft.stages.{stage} import {stage}\n{stage}(**{arguments!r})"
     process = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 300
@@ -254,7 +254,7 @@ def test_more_processes_than_gpus_are_refused_before_one_starts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     started = []
     monkeypatch.setattr("torch.distributed.run.run", started.append)
-    with pytest.raises(ValueError, match="processes=3, expected at most 2, one for every GPU.*processes=0"):
+    with pytest.raises(ValueError, match=r"processes=3, expected at most 2, one for every GPU.*processes=0"):
         distributed.launch("finetune", {}, 3)
     assert started == []
     for processes in (0, 1, 2):

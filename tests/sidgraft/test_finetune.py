@@ -20,8 +20,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from sidgraft import adapters, artifacts, training, validation
 from sidgraft.models import load_base_model
-from sidgraft.stages.baselines import baselines
 from sidgraft.stages import finetune as stage
+from sidgraft.stages.baselines import baselines
 from sidgraft.stages.evaluate import evaluate
 from sidgraft.stages.finetune import finetune
 
