@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sidgraft.artifacts import ArtifactError
+from sidgraft.artifacts import Artifact, ArtifactError
+from sidgraft.display import joined
 from sidgraft.metrics import bootstrap_means, ndcg_at, recall_at
 from sidgraft.paired import (
     Ranks,
@@ -23,7 +24,7 @@ from sidgraft.paired import (
     ranks_by_user,
     targets_by_user,
 )
-from sidgraft.progress import say
+from sidgraft.provenance import made_from_others
 from sidgraft.results import INCONCLUSIVE, METRIC_NAMES, MODEL, Variant
 
 ALL = "all"  # the slice of all users
@@ -70,8 +71,7 @@ def compare(
     p is that of the paired permutation test over users (METHOD 10), corrected by Holm for the number of comparisons in
     the metric and k: over all users, and once more over all slices together. A difference is inconclusive where the
     corrected p is .05 or more, or the difference smaller than the minimum detectable effect. A slice with fewer than
-    two users has no row, nor has any where a variant was evaluated with other slices. Raises ArtifactError where slices
-    are asked for and a user has another target in another run.
+    two users has no row. Raises ArtifactError where a user has another target in another run.
     """
     measured = [
         {(m, k) for part, m, k in v.cells[MODEL] if part == ALL and m in (*GAINS, *GRADED)}
@@ -81,7 +81,7 @@ def compare(
     order = [*GAINS, *GRADED]
     columns = sorted(set.intersection(*measured), key=lambda c: (order.index(c[0]), c[1])) if measured else []
     runs = _runs(variants, columns, judgements) if columns else {}
-    slices, target_of = _slices_of_users(variants, slices or {})
+    target_of = _target_of_each(variants) if judgements is None else {}
     names = list(dict.fromkeys(name for name, recommender, _ in runs if recommender == MODEL))
     names.sort(key=lambda name: name != reference)
     baselines = list(dict.fromkeys(recommender for _, recommender, _ in runs if recommender != MODEL))
@@ -96,7 +96,7 @@ def compare(
                     [runs[name, MODEL, s] for s in both], [runs[other, recommender, s] for s in both]
                 )
                 who = {"variant": name, "against": title, "baseline": recommender != MODEL, "seeds": len(both)}
-                for part, users_P in _parts(users_U, slices, target_of).items():
+                for part, users_P in _parts(users_U, slices or {}, target_of).items():
                     found = _differences(ours_SUM[:, users_P], theirs_SUM[:, users_P], columns)
                     rows += [who | {"slice": part} | row for row in found]
     for column in columns:
@@ -115,16 +115,38 @@ def _parts(
     return {ALL: np.arange(len(users_U))} | {part: np.array(places, dtype=int) for part, places in found.items()}
 
 
-def _slices_of_users(
-    variants: list[Variant], slices: Mapping[str, frozenset[str]]
-) -> tuple[Mapping[str, frozenset[str]], dict[str, str]]:
-    """The slices, none where a variant was evaluated with others, and the target of each user, the same in all runs."""
+def slices_to_test(
+    variants: list[Variant], slices: Mapping[str, frozenset[str]], interactions: Artifact
+) -> tuple[Mapping[str, frozenset[str]], str]:
+    """Return the slices, none where a variant was evaluated with others, and what a reader must know of them, if so.
+
+    ``slices`` are those of the given ``interactions``. Metrics tell how many users of each slice a run had: with
+    another number, its slices are others. The same number proves nothing for a run of other interactions.
+    """
+    for v in variants:
+        targets = [] if v.recommendations is None else list(_targets(v).values())
+        for part, items in slices.items():
+            users = sum(target in items for target in targets)
+            told = v.metrics.metadata.get(f"{part}_users", users) if v.metrics is not None and targets else users
+            if told != users:
+                return {}, (
+                    f"No tests by slice: {v.name}, seed {v.seed}, was evaluated with {told} {part} users, and by the"
+                    f" given interactions {users} are. Give the catalog and the interactions that all runs were made"
+                    " from."
+                )
+    if slices and (others := made_from_others(variants, interactions)):
+        return slices, (
+            f"The slices are those of the given interactions; {joined(others)} had others, with as many users in each"
+            " slice."
+        )
+    return slices, ""
+
+
+def _target_of_each(variants: list[Variant]) -> dict[str, str]:
+    """The target of each user, the same in all runs."""
     target_of: dict[str, str] = {}
-    for v in variants if slices else []:
-        if v.recommendations is None:
-            continue
-        columns = ["recommender", "user_id", "target_id"]
-        found = targets_by_user(v.recommendations.read_table("recommendations.parquet", columns))
+    for v in variants:
+        found = {} if v.recommendations is None else _targets(v)
         for user in target_of.keys() & found.keys():
             if target_of[user] != found[user]:
                 raise ArtifactError(
@@ -133,17 +155,13 @@ def _slices_of_users(
                     " users can be compared one by one. Write a report of each."
                 )
         target_of |= found
-        told = v.metrics.metadata if v.metrics is not None else {}
-        for part, items in slices.items():
-            users = sum(target in items for target in found.values())
-            if told.get(f"{part}_users", users) != users:
-                say(
-                    f"report: no tests by slice: {v.name}, seed {v.seed}, was evaluated with {told[f'{part}_users']}"
-                    f" {part} users, and by the given interactions {users} are. Give the catalog and the interactions"
-                    " that all runs were made from."
-                )
-                return {}, {}
-    return slices, target_of
+    return target_of
+
+
+def _targets(variant: Variant) -> dict[str, str]:
+    assert variant.recommendations is not None
+    columns = ["recommender", "user_id", "target_id"]
+    return targets_by_user(variant.recommendations.read_table("recommendations.parquet", columns))
 
 
 def _runs(

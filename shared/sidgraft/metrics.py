@@ -47,8 +47,8 @@ def bootstrap_means(values_UM: np.ndarray, samples: int, seed: int) -> np.ndarra
     """Means of M values over resampled users [samples, M].
 
     A mean depends on how often each of the V distinct rows was drawn, not on whose they are, so that one multinomial
-    draw over these stands for one over the users: the same distribution. V is small: of recall and NDCG, one more than
-    the beams.
+    draw over these stands for one over the users: the same distribution. Of recall and NDCG, V is one more than the
+    beams; of differences over several seeds it is up to U, and then this costs what drawing users costs.
     """
     rng = np.random.default_rng(seed)
     users = len(values_UM)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sidgraft import comparisons, curves, display, provenance, quantizations, results
+from sidgraft import comparisons, curves, display, id_quality, provenance, results
 from sidgraft.artifacts import Artifact
 from sidgraft.charts import COLOURS, Series, line_chart
 from sidgraft.display import short
@@ -54,12 +54,17 @@ def render(
     catalog: Artifact,
     interactions: Artifact,
     semantic_ids: Artifact,
+    summary: list[dict[str, Any]],
     compared: list[dict[str, Any]],
+    on_slices: str,
     title: str,
     examples: int,
     reference: str,
 ) -> tuple[str, str]:
-    """Return the page's HTML and its verdict, the one sentence at the top; ``compared`` is from `comparisons`."""
+    """Return the page's HTML and its verdict, the one sentence at the top.
+
+    ``summary`` is from `results`; ``compared``, and the remark ``on_slices`` below it, are from `comparisons`.
+    """
     shared = (catalog, interactions, semantic_ids)
     results.label(variants)
     measured = [v for v in variants if v.metrics is not None]
@@ -87,20 +92,21 @@ def render(
         "gains": results.relative_gains(measured, reference, k),
         "tables": results.metric_tables(measured, k),
         "pairs": comparisons.matrices(compared, k),
+        "on_slices": on_slices,
         "levels": results.level_tables(measured),
         "sweep": results.sweep(measured),
         "reference": reference,
         "training": training(diagnosed),
-        "steps": results.best_steps(measured, reference),
+        "steps": results.best_steps(summary),
         "compared": compared_measures(diagnosed),
         "diagnoses": [diagnosis(v) for v in diagnosed],
         "definitions": next((d for v in diagnosed if (d := v.geometry.get("definitions"))), {}),
         "examples": example_users(*chosen, catalog, interactions) if chosen and not asked else None,
         "queries": example_queries(*chosen, catalog, interactions) if chosen and asked else None,
         "data": data_facts(catalog, interactions),
-        "other_data": quantizations.made_from_others(measured, interactions),
-        "quantizers": quantizations.side_by_side(measured),
-        "other_ids": quantizations.made_from_others(measured, semantic_ids),
+        "other_data": provenance.made_from_others(measured, interactions),
+        "quantizers": id_quality.side_by_side(measured),
+        "other_ids": provenance.made_from_others(measured, semantic_ids),
         "ids": id_facts(semantic_ids),
         "id_definitions": id_definitions(semantic_ids),
         "id_curves": id_curves(semantic_ids),

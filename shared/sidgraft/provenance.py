@@ -61,6 +61,12 @@ def lineage(variant: Variant, shared: Iterable[Artifact]) -> dict[str, dict[str,
     return {digest: entry for part in parts if part is not None for digest, entry in part.lineage.items()}
 
 
+def made_from_others(variants: list[Variant], artifact: Artifact) -> list[str]:
+    """Return the names of the variants that were measured on something else than this artifact."""
+    measured = [v for v in variants if v.metrics is not None and artifact.digest not in v.metrics.lineage]
+    return list(dict.fromkeys(v.name for v in measured))
+
+
 def arguments_by_stage(variant: Variant, shared: Iterable[Artifact]) -> dict[str, dict[str, Any]]:
     """Return a variant's settings, stage by stage."""
     result: dict[str, dict[str, Any]] = {}

@@ -429,11 +429,10 @@ def step_cells(variant: Variant) -> dict[Key, Cell]:
     return {("all", name, 0): (float(told[name]), None, None) for name in STEPS if told.get(name) is not None}
 
 
-def best_steps(variants: list[Variant], reference: str) -> list[dict[str, Any]]:
-    """Return each variant's rows of `summary` for t*, where several seeds or a reference make it more than a run's."""
-    rows = [row for row in summary(variants, reference) if row["metric"] == "t_star"]
-    worth = _several_seeds(variants) or any(row["gain_percent"] is not None for row in rows)
-    return rows if worth else []
+def best_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of `summary` for t*, where several seeds or a reference make one of them more than a run's."""
+    steps = [row for row in rows if row["metric"] == "t_star"]
+    return steps if any(row["seeds"] > 1 or row["gain_percent"] is not None for row in steps) else []
 
 
 def _judgement(value: float, baselines: dict[str, float], tested: dict[str, dict[str, Any]]) -> str:

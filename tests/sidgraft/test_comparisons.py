@@ -16,7 +16,7 @@ from scipy import stats
 
 from sidgraft import artifacts
 from sidgraft.artifacts import SCHEMAS, Artifact, ArtifactError
-from sidgraft.comparisons import COLUMNS, compare, matrices
+from sidgraft.comparisons import COLUMNS, compare, matrices, slices_to_test
 from sidgraft.display import rate
 from sidgraft.results import MODEL, Cell, Key, Variant
 from sidgraft.stages.report import report
@@ -220,22 +220,61 @@ def test_a_slice_of_one_user_has_no_row(tmp_path: Path) -> None:
     assert [row["relative_percent"] for row in rows] == [0.0, None, -100.0]
 
 
-def test_runs_with_other_targets_are_refused_and_other_slices_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def two(first: list[str], second: list[str], **told: int) -> list[Variant]:
-        return [
-            variant(tmp_path, name, 0, {MODEL: [1, 0, 2]}, targets=targets, metadata=told)
-            for name, targets in (("a", first), ("b", second))
-        ]
+def two(tmp_path: Path, first: list[str], second: list[str], **told: int) -> list[Variant]:
+    """Variants a and b, evaluated with these targets; their metrics tell so many users of each slice."""
+    return [
+        variant(tmp_path, name, 0, {MODEL: [1, 0, 2]}, targets=targets, metadata=told)
+        for name, targets in (("a", first), ("b", second))
+    ]
 
-    head, tail = ["head", "head", "tail"], ["head", "tail", "tail"]
-    with pytest.raises(ArtifactError, match="user 'u0001' has the target 'tail' in variant 'b', seed 0, and 'head'"):
-        compare(two(head, tail), slices=SLICES)
-    assert {row["slice"] for row in compare(two(head, head, head_users=2), slices=SLICES)} == {"all", "head"}
-    assert "no tests by slice" not in capsys.readouterr().err
-    assert {row["slice"] for row in compare(two(head, head, head_users=3), slices=SLICES)} == {"all"}
-    assert "a, seed 0, was evaluated with 3 head users, and by the given interactions 2 are" in capsys.readouterr().err
+
+def given(lineage: str = "1" * 64) -> Artifact:
+    return Artifact(Path(), "interactions/v1", "prepare", lineage, {}, {}, {})
+
+
+HEAD, TAIL = ["head", "head", "tail"], ["head", "tail", "tail"]
+
+
+@pytest.mark.parametrize("slices", [SLICES, {}])
+@pytest.mark.parametrize("told", [{}, {"head_users": 2}, {"head_users": 3}])
+def test_runs_with_other_targets_are_refused(
+    tmp_path: Path, slices: dict[str, frozenset[str]], told: dict[str, int]
+) -> None:
+    """Whatever the slices of the given interactions say of either run: the users are not the same."""
+    runs = two(tmp_path, HEAD, TAIL, **told)
+    for variants in (runs, runs[::-1]):
+        with pytest.raises(
+            ArtifactError, match=r"user 'u0001' has the target '(?:head|tail)' in variant '[ab]', seed 0"
+        ):
+            compare(variants, slices=slices_to_test(variants, slices, given())[0])
+
+
+def test_slices_that_a_run_was_not_evaluated_with_are_left_out_and_told(tmp_path: Path) -> None:
+    same = two(tmp_path / "same", HEAD, HEAD, head_users=2, tail_users=1, cold_users=0)
+    for v in same:
+        assert v.metrics is not None
+        v.metrics.lineage[given().digest] = {}
+    assert slices_to_test(same, SLICES, given()) == (SLICES, "")
+    assert {row["slice"] for row in compare(same, slices=SLICES)} == {"all", "head"}
+    slices, told = slices_to_test(same, SLICES, given("2" * 64))
+    assert slices == SLICES
+    assert told == (
+        "The slices are those of the given interactions; a and b had others, with as many users in each slice."
+    )
+    slices, told = slices_to_test(two(tmp_path / "other", HEAD, HEAD, head_users=3), SLICES, given())
+    assert slices == {}
+    assert "a, seed 0, was evaluated with 3 head users, and by the given interactions 2 are" in told
+
+
+def test_the_page_tells_why_slices_are_not_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = shared_data(tmp_path)
+    data = [str(tmp_path / name) for name in ("catalog", "interactions", "ids")]
+    paths = variant_artifacts(tmp_path, shared, "<i>cut", 0, 0.06, metadata={"head_users": 1000})
+    report(*([path] for path in paths), *data, str(tmp_path / "out"))
+    assert {r["slice"] for r in pq.read_table(tmp_path / "out" / "comparisons.parquet").to_pylist()} == {"all"}
+    html = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert "No tests by slice: &lt;i&gt;cut, seed 0, was evaluated with 1000 head users, and by the given" in html
+    assert "No tests by slice" not in capsys.readouterr().err
 
 
 def test_a_single_run_is_compared_with_its_baselines_and_told_what_could_be_detected(tmp_path: Path) -> None:

@@ -328,6 +328,20 @@ def test_the_best_step_is_a_result_over_the_seeds_and_relative_to_the_reference(
     assert "−60.00" in gains[: gains.index("Gains over mean, in percent, slices")]
 
 
+def test_the_best_steps_over_the_seeds_need_no_diagnostics(tmp_path: Path) -> None:
+    shared = shared_data(tmp_path)
+    paths = [
+        variant_artifacts(tmp_path, shared, "centroid", seed, 0.05, t_star=t) for seed, t in ((0, 12345), (1, 12346))
+    ]
+    broken = failed(tmp_path, "diagnose", "no such level", "centroid")[2]
+    _, html = run(tmp_path, [(metrics, recommendations, broken) for metrics, recommendations, _ in paths])
+    shown = Page(html).text
+    assert "Validation Recall@5" not in shown
+    table = shown[shown.index("Best step t* over the seeds") :]
+    assert re.search(r"centroid\s*2\s*12,346\s*0\.7071", table[: table.index("Counted from 0")])
+    assert 'href="#training"' in html
+
+
 def test_a_single_run_has_its_best_step_in_the_summary_and_no_table_of_means(tmp_path: Path) -> None:
     shared = shared_data(tmp_path)
     _, html = run(tmp_path, [variant_artifacts(tmp_path, shared, "centroid", 0, 0.05)])
@@ -507,6 +521,11 @@ def test_settings_part_into_common_and_differing(tmp_path: Path) -> None:
         ("p_text", 0.0004, "p < .001"),
         ("p_text", 0.25, "p = .250"),
         ("show", 12101, "12,101"),
+        ("show", 12345.67, "12,346"),
+        ("show", -12345.67, "-12,346"),
+        ("show", 9999.7, "10,000"),
+        ("show", 9999.4, "9999"),
+        ("show", 1.5e15, "1.5e+15"),
         ("show", True, "yes"),
         ("show", {"min": 3.0, "median": 7.5}, "min 3, median 7.5"),
         ("setting", False, "false"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sidgraft import artifacts, checks, metrics, quantizations, recommendations
+from sidgraft import artifacts, checks, id_quality, metrics, recommendations
 from sidgraft.attention import use_packed_attention
 from sidgraft.beam import Decoded, decode
 from sidgraft.histories import training_counts
@@ -131,7 +131,7 @@ def evaluate(
             draft.metadata.update(
                 summary | {"split": split, "beams": beams, "score": score, "variant": variant, "seed": seed}
             )
-            draft.metadata[quantizations.RECORD] = quantizations.recorded(inputs["semantic_ids"])
+            draft.metadata[id_quality.RECORD] = id_quality.recorded(inputs["semantic_ids"])
     return summary
 
 

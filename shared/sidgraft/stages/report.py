@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sidgraft import artifacts, comparisons, curves, page, quantizations, results
+from sidgraft import artifacts, comparisons, curves, id_quality, page, results
 from sidgraft.artifacts import Artifact, ArtifactError, FailedArtifactError
 from sidgraft.checks import one_of
 from sidgraft.histories import training_counts
@@ -66,11 +66,15 @@ def report(
     if reference and not any(v.failures for v in variants):  # a study whose reference failed still has its report
         one_of("reference", reference, dict.fromkeys(v.name for v in variants))
     measured = [v for v in variants if v.metrics is not None]
+    summary = results.summary(measured, reference)
     if has_queries(histories):
-        compared = comparisons.compare(measured, reference, histories.read_table("judgements.parquet"))
+        compared, on_slices = comparisons.compare(measured, reference, histories.read_table("judgements.parquet")), ""
     else:
-        compared = comparisons.compare(measured, reference, slices=_slices(data, histories))
-    html, verdict = page.render(variants, data, histories, codes, compared, title, examples, reference)
+        parts, on_slices = comparisons.slices_to_test(measured, _slices(data, histories), histories)
+        compared = comparisons.compare(measured, reference, slices=parts)
+    html, verdict = page.render(
+        variants, data, histories, codes, summary, compared, on_slices, title, examples, reference
+    )
 
     inputs = {"catalog": data, "interactions": histories, "semantic_ids": codes}
     for number, variant in enumerate(variants, 1):
@@ -80,10 +84,10 @@ def report(
         (draft.path / "index.html").write_text(html, encoding="utf-8")
         for name, schema, table in (
             ("metrics", COLUMNS, rows),
-            ("summary", results.SUMMARY, results.summary(measured, reference)),
+            ("summary", results.SUMMARY, summary),
             ("comparisons", comparisons.COLUMNS, compared),
             ("curves", curves.COLUMNS, curves.rows(variants, codes)),
-            ("quantizers", quantizations.COLUMNS, quantizations.rows(measured)),
+            ("quantizers", id_quality.COLUMNS, id_quality.rows(measured)),
         ):
             draft.write_table(f"{name}.parquet", pa.Table.from_pylist(table, schema=schema))
             _write_csv(draft.path / f"{name}.csv", schema.names, table)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from report_artifacts import shared_data, variant_artifacts
 
-from sidgraft import artifacts, quantizations
+from sidgraft import artifacts, id_quality
 from sidgraft.artifacts import SCHEMAS, Artifact
 from sidgraft.stages.report import report
 
@@ -25,7 +25,7 @@ def semantic_ids(root: Path, items: list[str], codebook_size: int, levels: int, 
         "neighbours_kept": 1 - error,
         "levels": [
             {"codes": codebook_size, "mse": error / n, "utilisation": 1 / n, "perplexity": codebook_size / n}
-            | {"prefix_neighbours": error / 10 / n}
+            | {"prefix_neighbours": error / 10 / n, "of_no_use_here": 0}
             for n in range(1, levels + 1)
         ],
         "definitions": {"collision_rate": "share of items"},
@@ -52,7 +52,7 @@ def judged(root: Path, *which: tuple[str, int]) -> tuple[dict[str, Artifact], di
     paths = []
     for name, seed in which:
         of = ids[name[0]]
-        record = {quantizations.RECORD: quantizations.recorded(of)}
+        record = {id_quality.RECORD: id_quality.recorded(of)}
         paths.append(variant_artifacts(root, shared | {"ids": of}, name, seed, 0.06, metadata=record))
     lists = [list(column) for column in zip(*paths, strict=True)]
     given = str(root / which[0][0][0])
@@ -63,7 +63,7 @@ def judged(root: Path, *which: tuple[str, int]) -> tuple[dict[str, Artifact], di
 def test_each_variant_has_the_figures_of_its_own_ids(tmp_path: Path) -> None:
     ids, _ = judged(tmp_path, ("k-centroid", 0), ("k-centroid", 1), ("k-mean", 0), ("l-<b>centroid", 0))
     table = pq.read_table(tmp_path / "out" / "quantizers.parquet")
-    assert table.schema == quantizations.COLUMNS
+    assert table.schema == id_quality.COLUMNS
     rows = table.to_pylist()
     assert {(r["variant"], r["seed"], r["semantic_ids"]) for r in rows} == {
         ("k-centroid", 0, ids["k"].digest), ("k-centroid", 1, ids["k"].digest), ("k-mean", 0, ids["k"].digest),
@@ -97,15 +97,24 @@ def test_a_single_quantizer_needs_no_table_to_compare_it_in(tmp_path: Path) -> N
     assert "Judged with others" not in html
 
 
+def test_only_what_is_shown_or_written_is_recorded(tmp_path: Path) -> None:
+    of = semantic_ids(tmp_path / "k", ["a", "b"], 16, 2, 0.25)
+    known = of.read_json("quality.json")
+    del known["definitions"]
+    for level in known["levels"]:
+        del level["of_no_use_here"]
+    assert id_quality.recorded(of) == {"digest": of.digest} | known
+
+
 def test_ids_without_figures_and_metrics_without_a_record_are_left_out(tmp_path: Path) -> None:
     shared = shared_data(tmp_path)
-    assert quantizations.recorded(shared["ids"]) == {"digest": shared["ids"].digest}
+    assert id_quality.recorded(shared["ids"]) == {"digest": shared["ids"].digest}
     paths = variant_artifacts(tmp_path, shared, "old", 0, 0.06)
     data = [str(tmp_path / name) for name in ("catalog", "interactions", "ids")]
     report(*([path] for path in paths), *data, str(tmp_path / "out"))
     assert pq.read_table(tmp_path / "out" / "quantizers.parquet").num_rows == 0
     header = (tmp_path / "out" / "quantizers.csv").read_text()
-    assert header == ",".join(quantizations.COLUMNS.names) + "\n"
+    assert header == ",".join(id_quality.COLUMNS.names) + "\n"
 
 
 def test_data_that_a_variant_was_not_made_from_is_said_to_be_another_s(tmp_path: Path) -> None:

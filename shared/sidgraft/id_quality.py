@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 RECORD = "semantic_ids"  # in the metadata of metrics/v1: what `recorded` returns
 OVERALL = ("relative_squared_error", "collision_rate", "largest_bucket", "neighbours_kept")
 OF_A_LEVEL = ("codes", "mse", "utilisation", "perplexity", "prefix_neighbours")
+ON_THE_PAGE = ("codes", "utilisation", "perplexity")  # of these
 
 COLUMNS = pa.schema(
     [
@@ -32,7 +33,10 @@ def recorded(semantic_ids: Artifact) -> dict[str, Any]:
     known: dict[str, Any] = {}
     if (semantic_ids.path / "quality.json").is_file():
         known = semantic_ids.read_json("quality.json")
-    return {"digest": semantic_ids.digest} | {name: known[name] for name in (*OVERALL, "levels") if name in known}
+    figures: dict[str, Any] = {name: known[name] for name in OVERALL if name in known}
+    if "levels" in known:
+        figures["levels"] = [{name: level[name] for name in OF_A_LEVEL if name in level} for level in known["levels"]]
+    return {"digest": semantic_ids.digest} | figures
 
 
 def rows(variants: list[Variant]) -> list[dict[str, Any]]:
@@ -57,17 +61,11 @@ def side_by_side(variants: list[Variant]) -> list[dict[str, Any]]:
         entry = entries.setdefault(
             record["digest"],
             {"variants": [], "overall": [record.get(name) for name in OVERALL]}
-            | {name: [level.get(name) for level in levels] for name in OF_A_LEVEL},
+            | {name: [level.get(name) for level in levels] for name in ON_THE_PAGE},
         )
         if v.name not in entry["variants"]:
             entry["variants"].append(v.name)
     return list(entries.values()) if len(entries) > 1 else []
-
-
-def made_from_others(variants: list[Variant], artifact: Artifact) -> list[str]:
-    """Return the names of the variants that were measured on something else than this artifact."""
-    measured = [v for v in variants if v.metrics is not None and artifact.digest not in v.metrics.lineage]
-    return list(dict.fromkeys(v.name for v in measured))
 
 
 def _records(variants: list[Variant]) -> list[tuple[Variant, dict[str, Any]]]:
