@@ -62,7 +62,8 @@ def show(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+        whole = value.is_integer() or abs(value) >= 9999.5  # which four digits cannot tell without an exponent
+        return f"{value:,.0f}" if whole and abs(value) < 1e15 else f"{value:.4g}"
     if isinstance(value, list | tuple):
         return short(", ".join(show(v) for v in value[:30]) or "none", 400)
     if isinstance(value, dict):
