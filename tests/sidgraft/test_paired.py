@@ -55,6 +55,26 @@ def test_p_of_real_differences_is_that_of_scipy_up_to_the_draws() -> None:
     assert permutation_p(np.zeros(10)) == 1.0
 
 
+@pytest.mark.parametrize("singles", [1, 9, 14])
+def test_p_of_sizes_of_one_user_is_that_of_scipy_up_to_the_draws(singles: int) -> None:
+    """Sizes that one user has beside sizes that several have, as over several seeds: 14 users, 2^14 sign patterns."""
+    rng = np.random.default_rng(singles)
+    for shift in (0.0, 0.3, 0.6):
+        sizes = np.concatenate([rng.uniform(0.1, 3, singles), np.full(14 - singles, 0.6309)])
+        differences = sizes * np.where(rng.random(14) < 0.5 + shift / 2, 1, -1)
+        exact = scipy_p(differences, n_resamples=np.inf)
+        assert permutation_p(differences) == pytest.approx(exact, abs=5 * np.sqrt(exact / 50_000) + 1e-4)
+
+
+def test_p_of_many_sizes_is_that_of_the_normal_distribution() -> None:
+    """Random signs of n sizes have a sum of mean 0 and variance sum(d²): for n = 5000, normal in good approximation."""
+    rng = np.random.default_rng(7)
+    for shift in (0.0, 0.02, 0.04):
+        differences = rng.normal(shift, 1, size=5000)
+        expected = 2 * stats.norm.sf(abs(differences.sum()) / np.sqrt(np.square(differences).sum()))
+        assert permutation_p(differences) == pytest.approx(expected, abs=5 * np.sqrt(expected / 50_000) + 1e-3)
+
+
 def test_p_of_real_differences_has_the_resolution_of_its_draws() -> None:
     assert permutation_p(np.full(500, 0.5)) == pytest.approx(1 / 50_001)
 
