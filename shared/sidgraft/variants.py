@@ -3,6 +3,7 @@
 `mean+gti+unfrozen` trains all weights on the corpus, too, after the rows alone and before the tasks (GTI's industrial
 recipe). `centroid+cpt@4` takes the rows after 4 epochs of grounding. All depths of a corpus come from one grounding
 run: the tasks `expand` and `ground` of such variants have the same arguments, so that all but the first are reused.
+Where 0 is the only depth, nothing is grounded: `mean+gti@0+unfrozen` is the second phase alone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def plan_variants(variants: list[str], seeds: list[int]) -> list[dict[str, Any]]
     label of what variants with the same rows share. A variant is named
     ``INITIALIZATION[+CORPUS[@EPOCH][+unfrozen]][+TASKS]``, where TASKS is ``lc-rec`` or a mixture that names
     ``next-item``, and EPOCH that of grounding whose rows it takes (the last where it is left out); keep_epochs lists
-    those of all variants with the same rows and corpus. ``unfrozen`` makes the corpus that of finetune's ``grounding``,
+    those of all variants with the same rows and corpus. Where 0 is the only one of them, the corpus is none: the rows
+    are those that grounding would start from. ``unfrozen`` makes the corpus that of finetune's ``grounding``,
     which is none otherwise. Raises ValueError for unknown names, repeated variants or seeds, and empty lists. Seeds may
     arrive as floats from a pipeline's list.
     """
@@ -54,13 +56,17 @@ def plan_variants(variants: list[str], seeds: list[int]) -> list[dict[str, Any]]
     parsed = {name: _settings(name) for name in variants}
     for name, settings in parsed.items():
         start = (settings["initialization"], settings["corpus"])
-        depths = {s["rows_epoch"] for s in parsed.values() if (s["initialization"], s["corpus"]) == start} - {LAST}
+        depths = {s["rows_epoch"] for s in parsed.values() if (s["initialization"], s["corpus"]) == start}
+        rows = {"keep_epochs": ",".join(map(str, sorted(depths - {LAST})))}
+        if depths == {0}:  # the rows that grounding would start from
+            start = (settings["initialization"], "none")
+            rows = {"corpus": "none", "keep_epochs": "", "rows_epoch": LAST}
         for seed in map(int, seeds):
             plan.append(
                 {
                     "variant": name,
                     **settings,
-                    "keep_epochs": ",".join(map(str, sorted(depths))),
+                    **rows,
                     "start": f"{'+'.join(start).removesuffix('+none')}, seed {seed}",
                     "seed": seed,
                     "label": f"{name}, seed {seed}",

@@ -42,7 +42,7 @@ def test_a_name_says_the_corpus_and_the_tasks(name, corpus, tasks):
         ("mean+gti+unfrozen", "gti", -1, "gti", "next-item"),
         ("mean+gti+unfrozen+lc-rec", "gti", -1, "gti", "lc-rec"),
         ("centroid+cpt@4+unfrozen", "cpt", 4, "cpt", "next-item"),
-        ("mean+gti@0+unfrozen", "gti", 0, "gti", "next-item"),  # the second phase alone
+        ("mean+gti@0+unfrozen", "none", -1, "gti", "next-item"),  # the second phase alone
     ],
 )
 def test_unfrozen_trains_all_weights_on_the_corpus_before_the_tasks(name, corpus, rows_epoch, grounding, tasks):
@@ -54,6 +54,26 @@ def test_unfrozen_trains_all_weights_on_the_corpus_before_the_tasks(name, corpus
 def test_unfrozen_or_not_they_share_the_grounding_of_the_rows():
     plan = plan_variants(["mean+gti@2", "mean+gti+unfrozen"], [0])
     assert len({(entry["start"], entry["keep_epochs"]) for entry in plan}) == 1
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_nothing_is_grounded_where_zero_is_the_only_depth(order):
+    """Of mean and gti all want epoch 0; of centroid and cpt another wants epoch 2, of gaussian and gti the last."""
+    alone = ["mean", "mean+gti@0", "mean+gti@0+unfrozen", "mean+gti@0+lc-rec"]
+    shared = ["centroid+cpt@0", "centroid+cpt@2", "gaussian+gti@0+unfrozen", "gaussian+gti"]
+    plan = {entry["variant"]: entry for entry in plan_variants([*alone, *shared][::order], [3])}
+    told = ("corpus", "keep_epochs", "rows_epoch", "start")
+    for name in alone:
+        assert [plan[name][key] for key in told] == ["none", "", -1, "mean, seed 3"]
+    assert [plan[name]["grounding"] for name in alone] == ["none", "none", "gti", "none"]
+    assert plan["mean+gti@0+lc-rec"]["tasks"] == "lc-rec"
+    assert [[plan[name][key] for key in told] for name in shared] == [
+        ["cpt", "0,2", 0, "centroid+cpt, seed 3"],
+        ["cpt", "0,2", 2, "centroid+cpt, seed 3"],
+        ["gti", "0", 0, "gaussian+gti, seed 3"],
+        ["gti", "0", -1, "gaussian+gti, seed 3"],
+    ]
+    assert plan["gaussian+gti@0+unfrozen"]["grounding"] == "gti"
 
 
 def test_depths_of_one_corpus_share_everything_up_to_the_grounding():
