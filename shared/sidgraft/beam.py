@@ -23,6 +23,7 @@ from sidgraft.sids import SidVocabulary
 from sidgraft.trie import Trie
 
 LOGITS_AT_ONCE = 32 * 1024 * 1024  # entries of the full-vocabulary logits held at a time
+SCORES = ("exact", "restricted")
 SCORES_AT_ONCE = 16 * 1024 * 1024  # entries of the scores of a level's codes, for all beams of a group of prompts
 
 

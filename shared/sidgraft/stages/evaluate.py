@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sidgraft import artifacts, checks, id_quality, metrics, recommendations
 from sidgraft.attention import use_packed_attention
-from sidgraft.beam import Decoded, decode
+from sidgraft.beam import SCORES, Decoded, decode
 from sidgraft.histories import training_counts
 from sidgraft.models import load_model
 from sidgraft.precisions import DTYPES
@@ -81,7 +81,7 @@ def evaluate(
         not in ("model", "semantic_ids", "interactions", "catalog", "baselines", "out_recommendations", "out_metrics")
     }
     checks.one_of("split", split, ("test", "valid"))
-    checks.one_of("score", score, ("exact", "restricted"))
+    checks.one_of("score", score, SCORES)
     checks.one_of("precision", precision, DTYPES)
     checks.positive(beams=beams, batch_tokens=batch_tokens)
     checks.not_negative(users=users, bootstrap=bootstrap)

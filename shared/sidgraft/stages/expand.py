@@ -24,6 +24,7 @@ from sidgraft.sids import SidVocabulary, codes_array
 from sidgraft.variants import INITIALIZATIONS
 
 CENTROIDS = ("centroid", "centroid-shuffled")
+SCALES = ("none", "match")
 
 
 def expand(
@@ -255,7 +256,7 @@ def _keep(
 def _checked_scale(initialization: str, scale: str) -> str:
     """Check both settings; return the scale that is used. A study sets one for all its starts."""
     one_of("initialization", initialization, INITIALIZATIONS)
-    one_of("scale", scale, ("none", "match"))
+    one_of("scale", scale, SCALES)
     if scale != "none" and initialization not in CENTROIDS:
         say(f"expand: scale={scale} is left out: only {' and '.join(CENTROIDS)} rows are scaled, not {initialization}.")
         return "none"

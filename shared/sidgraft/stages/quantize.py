@@ -23,6 +23,12 @@ from sidgraft.embeddings import in_item_order
 from sidgraft.quantizers import Quantizer
 from sidgraft.vectors import Vectors, sample_rows
 
+FITS = {  # by method
+    "residual-kmeans": ("minibatch", "balanced", "lloyd", "sampled"),
+    "rq-vae": ("minibatch", "balanced"),
+}
+REDUCTIONS = ("truncate", "pca")
+
 
 def quantize(
     item_embeddings: str,
@@ -96,10 +102,8 @@ def quantize(
             numbers to the new ones that hold most of the same items, so that tokens keep their meaning; empty for none.
     """
     arguments = {name: value for name, value in locals().items() if name not in ("item_embeddings", "out", "previous")}
-    one_of("method", method, ("residual-kmeans", "rq-vae"))
-    fits = ("minibatch", "balanced") + (("lloyd", "sampled") if method == "residual-kmeans" else ())
-    one_of("fit", fit, fits)
-    one_of("reduction", reduction, ("truncate", "pca"))
+    one_of("fit", fit, FITS[one_of("method", method, FITS)])
+    one_of("reduction", reduction, REDUCTIONS)
     positive(
         levels=levels,
         codebook_size=codebook_size,

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sidgraft import artifacts, checks, storage
+from sidgraft.beam import SCORES
 from sidgraft.bundles import open_bundle
 from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
@@ -49,7 +50,7 @@ def recommend(
         batch_tokens: Prompt tokens in a decoding batch; one that the memory does not hold is halved.
         precision: bfloat16 or float32.
     """
-    checks.one_of("score", score, ("exact", "restricted"))
+    checks.one_of("score", score, SCORES)
     dtype = DTYPES[checks.one_of("precision", precision, DTYPES)]
     checks.positive(items=items, beams=beams, users_at_once=users_at_once, batch_tokens=batch_tokens)
     if items > beams:
