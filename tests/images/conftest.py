@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ BASE = "sidgraft-base:bookworm"
 
 # Layers are kept between runs: the one with the packages takes minutes.
 KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sidgraft-tests" / "engine"
-
 
 REQUIRED = "SIDGRAFT_IMAGES_REQUIRED"  # set by .ci/run
 
@@ -35,7 +35,7 @@ def command(*arguments, **options):
 
 @pytest.fixture(scope="session")
 def engine():
-    """The Docker engine that answers, or one started here; DOCKER_HOST names it."""
+    """The Docker engine that answers, another's, or one started here, ours; DOCKER_HOST names it."""
     import docker
 
     try:
@@ -47,11 +47,11 @@ def engine():
         if started.returncode:
             pytest.skip(f"no Docker engine can start here: {started.stderr[-500:]}")
         os.environ["DOCKER_HOST"] = started.stdout.strip()
-        yield
+        yield "ours"
         del os.environ["DOCKER_HOST"]
         command(ENGINE, "stop", KEPT, check=True)
         return
-    yield
+    yield "another's"
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +73,18 @@ def images(engine):
             (ENGINE, "base", BASE),
             (sys.executable, "images/build.py", "data", "cpu", "--base-image", BASE, "--", "--network=none"),
         )
+        began = int(time.time())
         for step in steps:
             done = command(*step, env=os.environ | {"PIP_NO_INDEX": "1"} if step is steps[2] else None)
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        if engine == "ours":
+            drop_images_of_other_code(client, names, began)
     return names
+
+
+def drop_images_of_other_code(client, names, began):
+    """Remove the images that earlier code left, gigabytes each, and the layers that only they use."""
+    for image in client.images.list():
+        if image.tags and not {BASE, *names} & set(image.tags):
+            client.images.remove(image.id, force=True)
+    client.images.prune({"dangling": True, "until": str(began)})
