@@ -4,19 +4,21 @@ A package that cannot be imported is left to the stage that needs it.
 """
 
 import contextlib
+import sys
 from importlib import import_module
 
 from sidgraft.signatures import TRAINING
 
-# The stages, what they import only when they run, and what a fork needs to begin.
 MODULES = (
     *(f"sidgraft.stages.{stage}" for stage in TRAINING),
-    "sentence_transformers",
-    "sklearn.cluster",
-    "transformers.models.llama.modeling_llama",
     "pipelines.worker",
-)
+)  # the last is what a fork begins with
+WHEN_THEY_RUN = ("sentence_transformers", "sklearn.cluster", "transformers.models.llama.modeling_llama")
 
 for module in MODULES:
     with contextlib.suppress(Exception):
         import_module(module)
+if "torch" in sys.modules:  # without it no stage that needs these can run
+    for module in WHEN_THEY_RUN:
+        with contextlib.suppress(Exception):
+            import_module(module)

@@ -72,7 +72,7 @@ def test_what_was_to_be_done_at_exit_is_done(run, tmp_path, what):
 
 
 def test_what_is_preloaded_exists():
-    assert [name for name in preloaded.MODULES if find_spec(name) is None] == []
+    assert [name for name in (*preloaded.MODULES, *preloaded.WHEN_THEY_RUN) if find_spec(name) is None] == []
 
 
 def test_beside_a_gpu_stages_are_new_processes(monkeypatch, tmp_path):

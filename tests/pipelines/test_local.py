@@ -116,9 +116,10 @@ def test_an_interrupted_study_goes_on_with_the_variant_it_was_at(run, tmp_path):
     arguments = ("--preset", "study-quickstart", "--root", tmp_path, "--set", "variants=gaussian,centroid+gti,mean")
     process = run(*arguments, standin="slow:ground:gti", wait=False)
     wait_for(lambda: any("slow work" in log.read_text() for log in tmp_path.glob("logs/*.log")))
+    group = group_of_run(tmp_path)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
-    wait_for(lambda: stage_processes(tmp_path) == 0)
+    wait_for(lambda: not alive_in(group))
     assert not (tmp_path / "report").exists()
 
     again = run(*arguments)
@@ -152,10 +153,10 @@ def test_depths_of_one_corpus_are_taken_from_one_grounding(run, tmp_path):
 def test_the_running_stage_ends_with_the_command(run, tmp_path, number):
     process = run("--preset", "smoke", "--root", tmp_path, standin="slow:finetune", wait=False)
     wait_for(lambda: any("slow work" in log.read_text() for log in tmp_path.glob("logs/*.log")))
-    assert stage_processes(tmp_path) == 1
+    group = group_of_run(tmp_path)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
-    wait_for(lambda: stage_processes(tmp_path) == 0)
+    wait_for(lambda: not alive_in(group))
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert output.strip().splitlines()[-1].startswith("Stopped in finetune. Run the same command again")
@@ -197,8 +198,21 @@ def wait_for(condition, seconds=60):
         time.sleep(0.2)
 
 
-def stage_processes(root: Path) -> int:
-    """Count the processes that run a component for this root."""
-    found = subprocess.run(["ps", "-eo", "args", "ww"], capture_output=True, text=True, check=True).stdout
-    lines = [line for line in found.splitlines() if "ephemeral_component.py" in line and str(root) in line]
-    return len([line for line in lines if "executor_main" in line and not line.startswith("sh ")])
+def processes() -> list[tuple[int, int, int, str]]:
+    """Return (process, parent, group, command) of all that live."""
+    found = subprocess.run(["ps", "-eo", "pid=,ppid=,pgid=,args=", "ww"], capture_output=True, text=True, check=True)
+    rows = [line.split(maxsplit=3) for line in found.stdout.splitlines()]
+    return [(int(pid), int(parent), int(group), command) for pid, parent, group, command in rows]
+
+
+def group_of_run(root: Path) -> int:
+    """Return the group of the processes of the run under this root, in which exactly one stage is at work: a fork."""
+    alive = processes()
+    (group,) = {group for _, _, group, command in alive if "pipelines.worker" in command and str(root) in command}
+    servers = {pid for pid, _, of, command in alive if of == group and "multiprocessing.forkserver" in command}
+    assert len([pid for pid, parent, _, _ in alive if parent in servers]) == 1
+    return group
+
+
+def alive_in(group: int) -> list[str]:
+    return [command for _, _, of, command in processes() if of == group]
