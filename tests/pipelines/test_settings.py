@@ -26,8 +26,8 @@ def test_presets_are_valid(name):
 
 
 def test_the_presets_are_there():
-    expected = {"smoke", "quickstart", "quickstart-long", "study-quickstart", "study-beauty", "own", "beauty"}
-    assert expected <= set(preset_names())
+    expected = {"smoke", "quickstart", "quickstart-long", "study-quickstart"}
+    assert expected | {"own", "beauty", "beauty-core", "study-beauty"} <= set(preset_names())
 
 
 def documented(file):
@@ -73,7 +73,7 @@ def test_commands_are_found_where_people_look():
 
 
 def differing(first, second):
-    a, b = (read_settings(name, []).parameters for name in (first, second))
+    a, b = (read_settings(name, GIVEN).parameters for name in (first, second))
     return {key for key in {*a, *b} if a.get(key) != b.get(key)}
 
 
@@ -97,6 +97,11 @@ def test_the_study_of_beauty_trains_as_that_of_the_quickstart():
     assert {key for key in second if key.startswith("finetune_")} <= same
 
 
+def test_the_training_on_the_dense_cut_of_beauty_is_one_of_its_studys():
+    loop = {"variant", "variants", "seeds", "expand_initialization", "ground_corpus"}
+    assert differing("beauty-core", "study-beauty") <= loop | {"ground_epochs", "report_title", "report_reference"}
+
+
 def test_own_cuts_nothing_from_the_users_files_and_needs_no_download():
     given = read_settings("own", GIVEN).parameters
     prepare = {f"prepare_{p.name}": p.default for p in signature("prepare").parameters if not p.required}
@@ -113,7 +118,7 @@ def test_beauty_states_the_published_grounding():
     assert stated == {"ground_learning_rate": 1e-3, "ground_batch_size": 16, "ground_epochs": 10.0}
 
 
-@pytest.mark.parametrize("name", ["beauty", "study-beauty", "own"])
+@pytest.mark.parametrize("name", ["beauty", "beauty-core", "study-beauty", "own"])
 def test_presets_for_users_files_ask_for_them(name):
     with pytest.raises(SettingsError) as error:
         read_settings(name, [])
