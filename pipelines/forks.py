@@ -7,15 +7,23 @@ process does so, and every stage is a fork of it: its own memory, environment an
 import atexit
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from kfp.dsl import executor_main
 from kfp.local import subprocess_task_handler
 
+from sidgraft.tasks import ENDED_BY
+
 GPUS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))  # NVIDIA's, in Windows' Linux, AMD's
 PRELOADED = "pipelines.preloaded"
+OF_A_SHELL = 128  # and the signal, where it ended the command of a shell
+PEOPLES = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # by which somebody ends the run
+
+Run = Callable[..., int | None]
 
 
 def use_forks() -> None:
@@ -24,8 +32,13 @@ def use_forks() -> None:
     Where there is a GPU it starts new processes as it always did: a library that asks for the GPU while it is imported
     makes it unusable in every fork.
     """
-    if any(gpu.exists() for gpu in GPUS):
-        return
+    new_processes = subprocess_task_handler.run_local_subprocess
+    run = new_processes if any(gpu.exists() for gpu in GPUS) else forks()
+    subprocess_task_handler.run_local_subprocess = telling_what_was_killed(run)
+
+
+def forks() -> Run:
+    """Return what runs a task's command as a fork and gives its exit status; minus the signal that ended it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
 
@@ -35,7 +48,23 @@ def use_forks() -> None:
         process.join()
         return process.exitcode
 
-    subprocess_task_handler.run_local_subprocess = run_local_subprocess
+    return run_local_subprocess
+
+
+def telling_what_was_killed(run: Run) -> Run:
+    """Let a task that a signal has ended, as the system does where memory runs out, begin anew only to tell so.
+
+    A process that is killed can say nothing itself, nor mark its outputs as failed for the rest of a study.
+    """
+
+    def run_local_subprocess(full_command: list[str], env_vars: dict[str, str] | None = None) -> int | None:
+        status = run(full_command=full_command, env_vars=env_vars)
+        number = -status if status and status < 0 else (status or 0) - OF_A_SHELL
+        if number not in set(signal.Signals) - PEOPLES:
+            return status
+        return run(full_command=full_command, env_vars=(env_vars or {}) | {ENDED_BY: signal.Signals(number).name})
+
+    return run_local_subprocess
 
 
 def execute(full_command: list[str], env_vars: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -17,6 +18,9 @@ from sidgraft.signatures import signature
 
 # Marks the lines that the console of `python -m pipelines run` reads from a task's output.
 EVENT = "@sidgraft "
+
+# In the environment of a task that is only to tell that a signal, of this name, has ended it before.
+ENDED_BY = "SIDGRAFT_ENDED_BY"
 
 
 class Place(Protocol):
@@ -47,6 +51,8 @@ def run_task(
     arguments = {p.name: _directory(parameters[p.name]) for p in signature(name).parameters}
     began = time.monotonic()
     try:
+        if os.environ.get(ENDED_BY):
+            raise ChildProcessError(_ended_by(os.environ[ENDED_BY]))
         summary = stage(**arguments)
         _check_written(name, {output: arguments[output] for output in kinds})
     except artifacts.FailedArtifactError as error:
@@ -96,6 +102,11 @@ def announce(event: str, stage: str, **facts: Any) -> None:
     """Print one event for the console, as a line of JSON."""
     line = json.dumps({"event": event, "stage": stage, **facts}, ensure_ascii=True, allow_nan=False)
     print(EVENT + line, file=sys.stderr, flush=True)
+
+
+def _ended_by(signal: str) -> str:
+    why = " The system does so to the process that takes the most where memory runs out." if signal == "SIGKILL" else ""
+    return f"{signal} has ended the process.{why}"
 
 
 def _directory(value: Any) -> Any:

@@ -21,11 +21,12 @@ def task(place: str, what: str):
     fractions.seen = seen + 1
     with open(place, "w") as file:
         facts = {"pid": os.getpid(), "parent": os.getppid(), "seen": seen, "variable": os.environ.get("OF_THE_TASK")}
+        facts["ended_by"] = os.environ.get("SIDGRAFT_ENDED_BY")
         json.dump(facts, file)
     if what == "raise":
         raise ValueError("no such column")
-    if what == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if hasattr(signal, what) and "SIDGRAFT_ENDED_BY" not in os.environ:
+        os.kill(os.getpid(), getattr(signal, what))
 """
 
 
@@ -59,7 +60,7 @@ def test_tasks_share_a_parent_and_nothing_else(run):
     assert "OF_THE_TASK" not in os.environ
 
 
-@pytest.mark.parametrize(("what", "status"), [("raise", 1), ("killed", -9)])
+@pytest.mark.parametrize(("what", "status"), [("raise", 1), ("SIGTERM", -15)])
 def test_a_failed_task_fails(run, what, status):
     assert run(what)[0] == status
     assert run("end")[0] == 0, "and leaves the next alone"
@@ -75,9 +76,24 @@ def test_what_is_preloaded_exists():
     assert [name for name in (*preloaded.MODULES, *preloaded.WHEN_THEY_RUN) if find_spec(name) is None] == []
 
 
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_what_a_signal_has_ended_begins_anew_to_tell_so(run, name):
+    status, facts = run(name)
+    assert (status, facts["ended_by"]) == (0, name)
+    assert run("end")[1]["ended_by"] is None, "and the next is not told"
+
+
 def test_beside_a_gpu_stages_are_new_processes(monkeypatch, tmp_path):
-    """A library that asks for the GPU while it is imported would make CUDA unusable in forks."""
-    theirs = subprocess_task_handler.run_local_subprocess
+    """A library that asks for the GPU while it is imported would make CUDA unusable in forks. KFP's own way is by a
+    shell, whose status is 128 and the signal where that has ended its command."""
+    calls = []
+
+    def theirs(full_command, env_vars):
+        calls.append((full_command, env_vars))
+        return 128 + 9 if len(calls) == 1 else 0
+
+    monkeypatch.setattr(subprocess_task_handler, "run_local_subprocess", theirs)
     monkeypatch.setattr(forks, "GPUS", (tmp_path / "none", tmp_path))
     forks.use_forks()
-    assert subprocess_task_handler.run_local_subprocess is theirs
+    assert subprocess_task_handler.run_local_subprocess(full_command=["sh"], env_vars={"A": "b"}) == 0
+    assert calls == [(["sh"], {"A": "b"}), (["sh"], {"A": "b", "SIDGRAFT_ENDED_BY": "SIGKILL"})]

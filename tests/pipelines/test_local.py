@@ -88,18 +88,23 @@ def test_a_failing_stage_is_named_with_its_own_error_and_the_log(run, tmp_path):
 def test_a_killed_stage_is_named_too(run, tmp_path):
     failed = run("--preset", "smoke", "--root", tmp_path, standin="kill:finetune")
     assert failed.returncode == 1
-    assert "The stage finetune failed: it was killed" in failed.stdout
+    assert "The stage finetune failed: SIGKILL has ended the process." in failed.stdout
+    assert "memory runs out" in failed.stdout
 
 
-def test_a_failed_variant_does_not_lose_the_others(run, tmp_path):
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("fail", "ground does not like this"), ("kill", "SIGKILL has ended the process. The system does so")],
+)
+def test_a_failed_variant_does_not_lose_the_others(run, tmp_path, how, error):
     arguments = ("--preset", "study-quickstart", "--root", tmp_path, "--set", "variants=gaussian,centroid+gti")
-    partly = run(*arguments, standin="fail:ground:gti")
+    partly = run(*arguments, standin=f"{how}:ground:gti")
     assert partly.returncode == 3, partly.stdout + partly.stderr
     lines = dict(stages(partly.stdout))
-    assert lines["ground (centroid+gti)"] == "FAILED: ground does not like this"
+    assert lines["ground (centroid+gti)"].startswith(f"FAILED: {error}")
     assert lines["evaluate (centroid+gti)"].startswith("skipped")
     assert lines["evaluate (gaussian)"] == "done"
-    assert "The stage ground (centroid+gti) failed: ground does not like this" in partly.stdout
+    assert f"The stage ground (centroid+gti) failed: {error}" in partly.stdout
     assert (tmp_path / "report" / "index.html").is_file()
 
     whole = run(*arguments)  # a failure is not reused

@@ -85,6 +85,19 @@ def test_the_error_of_a_variant_is_marked_and_handed_on(parameters, capsys, tmp_
         run(after)
 
 
+@pytest.mark.parametrize(("signal", "why"), [("SIGKILL", "memory runs out"), ("SIGSEGV", "process.")])
+def test_what_a_signal_has_ended_is_marked_without_a_second_try(parameters, capsys, tmp_path, monkeypatch, signal, why):
+    monkeypatch.setenv(tasks.ENDED_BY, signal)
+    assert run(parameters, keep_going="mean, seed 0") == {}
+    (failed,) = events(capsys)
+    assert failed["error"].startswith(f"{signal} has ended the process.")
+    assert failed["error"].endswith(f"{why}." if signal == "SIGKILL" else why)
+    with pytest.raises(artifacts.FailedArtifactError):
+        artifacts.load(tmp_path / "out", "token_rows/v1")
+    with pytest.raises(ChildProcessError, match=signal):
+        run(parameters)
+
+
 def test_a_stage_that_writes_nothing_has_failed(parameters, capsys):
     with pytest.raises(RuntimeError, match="ended without writing out"):
         run(parameters, "nothing")
