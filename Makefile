@@ -40,6 +40,7 @@ demo: $(SETUP) ## train, judge and explain a recommender on real purchases (runs
 	@echo "the figures are in runs/quickstart/report/metrics.csv. Running it again reuses what is finished."
 
 # On a quiet machine; QUICK=1 runs the small sizes (a minute each) and records their time alone; NAMES="decode quantize" some.
+# Ends with an error, once all is recorded, where a goal that was reached before is missed.
 bench: $(SETUP) ## measure against the peers, one benchmark after the other (benchmarks/RESULTS.md)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) )torch==2.13.0 -e '.[bench]'
 	$(BIN)/python benchmarks/all.py $(if $(QUICK),--quick) $(if $(DATA),--data $(DATA)) $(NAMES)

@@ -2,16 +2,22 @@
 
 Each result is the JSON line that a benchmark prints last, kept in results.jsonl with the command, the machine and the
 commit of the code; the table of RESULTS.md is rendered from that file, and growth.svg drawn. Only full runs on a quiet
-machine are kept: where other processes use the same processors, results are shown and not recorded. Of --quick only the
-time is kept, in quick.json. `make bench` runs this; `--stale` lists records that today's code would make otherwise.
+machine are kept: where other processes use the same processors, before a run or during it, results are shown and not
+recorded. Of --quick only the time is kept, in quick.json. `make bench` runs this; `--stale` lists what was recorded
+before a check or a commit and what has had its code changed since.
+
+It exits with 1 where a benchmark failed, and where a goal that the record before reached is missed or no longer
+measured: what fell is named, and recorded all the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -30,6 +36,8 @@ QUICK = HERE / "quick.json"  # seconds of each benchmark's --quick
 OURS = ("benchmarks/results.jsonl", "benchmarks/RESULTS.md", "benchmarks/growth.svg", "benchmarks/quick.json")
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 BUSY = 0.1  # of the time of the processors at hand, used by others: from there on nothing is recorded
+STAT = Path("/proc/stat")
+LEFTOVERS = 10  # seconds to wait for processes that a benchmark's own left behind as they ended
 
 
 def main() -> int:
@@ -49,15 +57,15 @@ def main() -> int:
     records = {record["name"]: record for record in read_records()}
     if args.stale:
         for name in args.names or NAMES:
-            for reason in stale(records[name]) if name in records else ["not recorded"]:
+            for reason in stale(records[name]) + changed(records[name]) if name in records else ["not recorded"]:
                 print(f"{name}: {reason}")
         return 0
     if args.render:
         PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), read_records()), encoding="utf-8")
         return 0
-    failed = []
+    failed, fell = [], []
     for name in args.names or NAMES:
-        busy, code = used_by_others(), commit()
+        busy, code = busy_now(), commit()
         options = ["--quick"] * args.quick + ["--json"]
         if args.data and name == "finetune":
             options += ["--data", args.data]
@@ -65,18 +73,18 @@ def main() -> int:
             options += ["--stages", args.stages]
         command = [f"benchmarks/{name}.py", *options]
         print(f"\n== python {' '.join(command)}", flush=True)
-        started = time.monotonic()
-        done = subprocess.run([sys.executable, *command], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
-        took = time.monotonic() - started
+        done, took, others = run(command)
         print(done.stdout, flush=True)
         if done.returncode:
             failed.append(name)
             continue
         record = json.loads(done.stdout.splitlines()[-1])
         print(f"{name}: {took:.0f} s")
-        busy = max(busy, used_by_others())
-        if busy > BUSY:
-            print(f"{name}: not recorded (other processes use {busy:.0%} of the processors)")
+        if max(busy, others) > BUSY:
+            print(
+                f"{name}: not recorded (other processes used {busy:.0%} of the processors before the run, {others:.0%}"
+                " during it)"
+            )
             continue
         if args.quick:
             times = {**read_quick(), name: round(took)}
@@ -87,6 +95,7 @@ def main() -> int:
             if "sizes" in record:
                 record = growth.joined(records.get(name), record)
                 growth.draw(record["sizes"], PLOT)
+            fell += [f"{name}: {what}" for what in fallen(records.get(name), record)]
             shown = " ".join("BEAUTY" if part == args.data else part for part in command)
             records[name] = record | {"command": f"python {shown}", "machine": machine()}
             if "--stages" in command:  # the record is of all parts, the time of one
@@ -95,9 +104,11 @@ def main() -> int:
                 records[name]["minutes"] = round(took / 60, 1)
             RECORDS.write_text("".join(json.dumps(records[n]) + "\n" for n in NAMES if n in records), encoding="utf-8")
         PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), read_records()), encoding="utf-8")
+    for what in fell:
+        print(f"fell: {what}", file=sys.stderr)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if failed or fell else 0
 
 
 def read_records() -> list[dict[str, Any]]:
@@ -121,12 +132,63 @@ def stale(record: dict[str, Any]) -> list[str]:
     return reasons
 
 
+def changed(record: dict[str, Any]) -> list[str]:
+    """How the code that a record measured differs from today's files: what git tells of each of its commits.
+
+    Any change counts, one of a docstring, too: whether figures changed with it only another run tells.
+    """
+    reasons, paths = [], measured(record["name"])
+    for code in record["commit"].split(", ") if "commit" in record else []:
+        name = code.rstrip("+")
+        try:
+            git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+            files = git("diff", "--name-only", name, "--", *paths).splitlines()
+        except (OSError, subprocess.CalledProcessError):
+            reasons.append(f"git does not know its commit, {name}")
+            continue
+        if code != name:
+            reasons.append(f"measured with changes that are not in {name}")
+        if files:
+            more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+            reasons.append(f"code changed since {name}: {', '.join(files[:3])}{more}")
+    return reasons
+
+
+def measured(name: str) -> list[str]:
+    """What a benchmark measures and is made of, as paths for git; not checks.py, which `stale` compares by name."""
+    source = (HERE / f"{name}.py").read_text(encoding="utf-8")
+    imported = re.findall(r"^ *(?:from|import) (\w+)", source, re.MULTILINE)
+    own = sorted(module for module in {name, *imported} - {"checks"} if (HERE / f"{module}.py").is_file())
+    graph = ["pipelines/*.py", "pipelines/presets", "components/*.py"] if name == "pipeline" else []
+    return ["shared/sidgraft", *(f"benchmarks/{module}.py" for module in own), *graph]
+
+
+def fallen(old: dict[str, Any] | None, new: dict[str, Any]) -> list[str]:
+    """The goals that a record reached and the next one misses, or has no value for."""
+
+    def goals(record: dict[str, Any]) -> dict[str, Any]:
+        return record["ratios"] | targets(record["name"], record["equal"])
+
+    now, lines = goals(new), []
+    for what, (value, goal) in goals(old).items() if old else ():
+        if value < goal:
+            continue
+        if what not in now:
+            lines.append(f"{what}: {value:.4g} (goal {goal:g}) before, not measured now")
+        elif now[what][0] < now[what][1]:
+            lines.append(f"{what}: {value:.4g} (goal {goal:g}) before, {now[what][0]:.4g} (goal {now[what][1]:g}) now")
+    return lines
+
+
+def git(*arguments: str) -> str:
+    """What git prints about the checkout. Raises OSError without git, CalledProcessError where it refuses."""
+    return subprocess.run(
+        ["git", *arguments], cwd=HERE.parent, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ).stdout.strip()
+
+
 def commit() -> str:
     """The short name of the code's commit, with a + where files were changed since; what this writes does not count."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.check_output(["git", *arguments], cwd=HERE.parent, text=True).strip()
-
     try:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{name}" for name in OURS))
         return git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
@@ -134,18 +196,46 @@ def commit() -> str:
         return "unknown"  # not a checkout of git
 
 
-def used_by_others() -> float:
-    """Share of the time of the processors that this process may use, over a second in which it sleeps."""
+def run(command: list[str]) -> tuple[subprocess.CompletedProcess[str], float, float]:
+    """Run a benchmark: what came of it, its seconds, and the share of the processors that others used meanwhile.
+
+    A process whose parent has ended, such as the server that a local run's stages are forks of, becomes a child of this
+    one (a "subreaper", prctl(2)) and is waited for: without that its time would count as that of others.
+    """
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    started, before = time.monotonic(), clock()
+    done = subprocess.run([sys.executable, *command], cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
+    took = time.monotonic() - started
+    while time.monotonic() < started + took + LEFTOVERS:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if not ended:
+            time.sleep(0.05)
+    return done, took, used_by_others(before, clock())
+
+
+def busy_now() -> float:
+    """Share of the processors that others use, over a second in which this process sleeps."""
+    before, _ = clock(), time.sleep(1)
+    return used_by_others(before, clock())
+
+
+def clock() -> tuple[float, float, float]:
+    """Seconds so far: of the processors that this process may use, idle ones, those of it and its ended children."""
     mine = {f"cpu{n}" for n in os.sched_getaffinity(0)}
+    lines = [line.split() for line in STAT.read_text().splitlines()]
+    ticks = [[int(n) for n in fields[1:9]] for fields in lines if fields[0] in mine]  # user to steal
+    a_second = os.sysconf("SC_CLK_TCK")
+    idle = sum(each[3] + each[4] for each in ticks)  # with nothing to do, and waiting for a disk
+    return sum(map(sum, ticks)) / a_second, idle / a_second, sum(os.times()[:4])
 
-    def read() -> tuple[int, int]:
-        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
-        times = [[int(n) for n in fields[1:9]] for fields in lines if fields[0] in mine]
-        return sum(map(sum, times)), sum(each[3] + each[4] for each in times)
 
-    (all_before, idle_before), _ = read(), time.sleep(1)
-    all_after, idle_after = read()
-    return 1 - (idle_after - idle_before) / max(all_after - all_before, 1)
+def used_by_others(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
+    """Share of the processors' time between two readings of `clock` that was neither idle nor this process's own."""
+    every, idle, ours = (b - a for a, b in zip(before, after, strict=True))
+    return max(every - idle - ours, 0.0) / max(every, 1e-9)
 
 
 def machine() -> str:
@@ -164,13 +254,13 @@ def with_table(page: str, records: list[dict[str, Any]]) -> str:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Markdown: one line a ratio, one line an equality with a goal, and each benchmark's checks, roof and command."""
+    """Markdown: one line a ratio, one line an equality with a goal, growth by parts, and each benchmark's facts."""
     absent = [name for name in NAMES if name not in {record["name"] for record in records}]
     lines = []
     if records:
         lines += ["| benchmark | against | times faster | goal | reached |", "|---|---|---|---|---|"]
     for record in records:
-        for peer, (ratio, goal) in record["ratios"].items():
+        for peer, (ratio, goal) in record["ratios"].items() if "sizes" not in record else ():
             lines.append(f"| {record['name']} | {peer} | {ratio:.4g} | {goal:g} | {'yes' if ratio >= goal else 'no'} |")
     aimed = [
         (record["name"], *found) for record in records for found in targets(record["name"], record["equal"]).items()
@@ -179,6 +269,7 @@ def table(records: list[dict[str, Any]]) -> str:
         lines += ["", "| benchmark | equality | value | goal | reached |", "|---|---|---|---|---|"]
     for name, what, (value, goal) in aimed:
         lines.append(f"| {name} | {what} | {value:.4g} | {goal:g} | {'yes' if value >= goal else 'no'} |")
+    lines += [line for record in records if "sizes" in record for line in growth_table(record)]
     lines += [""] if records else []
     for record in records:
         facts = [
@@ -192,6 +283,10 @@ def table(records: list[dict[str, Any]]) -> str:
             f"- **{record['name']}** ({record['about']}): `{record['command']}` on {record['machine']},"
             f" threads: {record['threads']}{took}{of}.{old} Equal: {facts[0]}. Roof: {facts[1]}."
         )
+        if record["name"] == "startup":
+            lines[-1] += (
+                " Seconds: " + ", ".join(f"{what} {took:.3g}" for what, took in record["seconds"].items()) + "."
+            )
     if any("sizes" in record for record in records):
         lines.append(f"\n![Time and peak memory against items, with the exponents of growth]({PLOT.name})")
     if quick := read_quick():
@@ -199,6 +294,31 @@ def table(records: list[dict[str, Any]]) -> str:
     if absent:
         lines.append(f"\nNot measured on a quiet machine yet: {', '.join(absent)}.")
     return "\n".join(lines).strip()
+
+
+def growth_table(record: dict[str, Any]) -> list[str]:
+    """Markdown: time and memory of each part by size, and the exponent p of the N^p that fits them, with its goal."""
+    sizes = sorted({row["items"] for row in record["sizes"]})
+    heads = ["growth of", "", *(f"{size:,} items" for size in sizes)]
+    heads += ["exponent", "exponent of the two largest", "goal", "reached"]
+    lines = ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    goals = dict(record["ratios"])
+    for part in dict.fromkeys(row["stage"] for row in record["sizes"]):
+        rows = [row for row in record["sizes"] if row["stage"] == part]
+        for what, name, unit in (("seconds", "time", "s"), ("megabytes", "memory", "MB")):
+            inverse = goals.pop(f"linear growth of {part}, {name}", None)
+            at = {row["items"]: f"{row[what]:,.0f}" if row[what] >= 100 else f"{row[what]:.3g}" for row in rows}
+            figures = [at.get(size, "") for size in sizes]
+            slopes = [f"{fit(rows, what):.2f}" for fit in (growth.exponent, growth.last_slope)]
+            reached = (
+                [f"at most {1 / inverse[1]:.3g}", "yes" if inverse[0] >= inverse[1] else "no"] if inverse else ["", ""]
+            )
+            lines.append(f"| {part} | {' | '.join([f'{name}, {unit}', *figures, *slopes, *reached])} |")
+    if goals:
+        lines += ["", "| growth, other goals | times within it | goal | reached |", "|---|---|---|---|"]
+    for what, (ratio, goal) in goals.items():
+        lines.append(f"| {what} | {ratio:.4g} | {goal:g} | {'yes' if ratio >= goal else 'no'} |")
+    return lines
 
 
 if __name__ == "__main__":

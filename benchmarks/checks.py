@@ -1,7 +1,7 @@
 """What each benchmark checks of its answers: the keys of a result's `equal`, up to their first comma.
 
 True: it must hold, or there is no result. A number: the least that is aimed at; less is shown as missed. None: shown.
-`measure.report` refuses a result with other keys, and `all.py --stale` lists the records that were made before a check.
+`measure.report` refuses a result with other keys; `all.py --stale` lists the records from before a check, among others.
 """
 
 from __future__ import annotations
