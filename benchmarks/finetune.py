@@ -5,7 +5,8 @@ a prefix of each history, padded (how MiniOneRec and LC-Rec train), and one sequ
 supervised items a second; a prefix sample supervises one item, a user's sequence all of its items. Ours is the stage's
 step: `pack_step`, and `training_step` of the Trainer that the stage runs; around it, and for the peers, stands one loop
 of clipping and AdamW, without what a Trainer adds between steps. Nearly all histories of The Complete Journey are as
-long as is kept of any; with --data those of another log count, too.
+long as is kept of any; with --data those of another log count, too. The first run makes its inputs in
+build/benchmarks/real.
 """
 
 from __future__ import annotations

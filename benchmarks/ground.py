@@ -1,7 +1,8 @@
 """Grounding against PEFT's trainable_token_indices. Run: python benchmarks/ground.py [--quick] [--json].
 
 SmolLM2-135M in bfloat16 on the GTI corpus of real products, batch 16. The peer trains the new rows as its users do:
-padded batches, the model's own loss over all positions' logits. Both in the same plain loop with AdamW.
+padded batches, the model's own loss over all positions' logits. Both in the same plain loop with AdamW. The first run
+makes its inputs in build/benchmarks/real.
 """
 
 from __future__ import annotations

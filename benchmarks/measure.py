@@ -20,7 +20,11 @@ from checks import CHECKS, checked, targets
 def options(description: str | None, *, data: bool = False) -> argparse.Namespace:
     """Parse --quick and --json, and --data where a benchmark takes it."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a smaller size of the same comparison, under a minute")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a smaller size of the same comparison, under a minute (but for inputs that a first run makes)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     if data:
         parser.add_argument("--data", metavar="FOLDER", help="compare on its items.jsonl and sequences.jsonl, too")

@@ -1,10 +1,10 @@
 """What the pipeline adds to its stages' own work. Run: python benchmarks/pipeline.py [--quick] [--json].
 
 The preset quickstart for 200 users (with --quick the preset smoke) by `python -m pipelines run`, against the same
-stages called one after the other in this process, their imports not counted. Beside what the run adds stand the imports
-that it may consist of, each timed in new processes: of the command, of the worker with kfp, and of all stages, in one
-process and in one each. And the bytes of all artifacts before fine-tuning, against a pipeline whose expand and ground
-hand on the whole checkpoint.
+stages called one after the other in this process, their imports not counted. Beside what the run adds stand (not with
+--quick) the imports that it may consist of, each timed in new processes: of the command, of the worker with kfp, and of
+all stages, in one process and in one each. And the bytes of all artifacts before fine-tuning, against a pipeline whose
+expand and ground hand on the whole checkpoint.
 """
 
 from __future__ import annotations
@@ -67,14 +67,7 @@ def main() -> None:
         (found,) = (Path(folder) / "run" / "artifacts").rglob("out_recommendations/recommendations.parquet")
         same = pq.read_table(found).equals(pq.read_table(artifacts / "recommendations" / "recommendations.parquet"))
     compute = sum(seconds.values())
-    stage_modules = [f"sidgraft.stages.{name}" for name in TRAINING]
-    added = {
-        "what the run adds": wall - compute,
-        "import of the command": timed(lambda: new_process("pipelines.__main__")),
-        "import of the worker": timed(lambda: new_process("pipelines.worker")),
-        "import of all stages in one process": timed(lambda: new_process(*stage_modules)),
-        "imports of the stages, a process each": sum(timed(lambda m=m: new_process(m)) for m in stage_modules),
-    }
+    added = {"what the run adds": wall - compute} | ({} if args.quick else imports())
     alone = {f"{name}, alone": value for name, value in seconds.items()}
     report(
         args,
@@ -107,6 +100,17 @@ def arguments(stage: str, parameters: dict[str, Any], folder: Path) -> dict[str,
         elif name == "variant" and "variant" in parameters:
             found[name] = parameters["variant"]
     return found
+
+
+def imports() -> dict[str, float]:
+    """Seconds of the imports that a run may consist of, each in new processes."""
+    stages = [f"sidgraft.stages.{name}" for name in TRAINING]
+    return {
+        "import of the command": timed(lambda: new_process("pipelines.__main__")),
+        "import of the worker": timed(lambda: new_process("pipelines.worker")),
+        "import of all stages in one process": timed(lambda: new_process(*stages)),
+        "imports of the stages, a process each": sum(timed(lambda m=m: new_process(m)) for m in stages),
+    }
 
 
 def new_process(*modules: str) -> None:

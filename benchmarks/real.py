@@ -1,4 +1,8 @@
-"""Real inputs for the benchmarks of training: The Complete Journey (or others), and SmolLM2-135M, made in build/."""
+"""Real inputs for the benchmarks of training: The Complete Journey (or others), and SmolLM2-135M.
+
+The first run that needs them, of `ground` or `finetune` and with --quick, too, makes them in build/benchmarks/real
+(a catalog, its embeddings, Semantic IDs and token rows) and takes so much longer; later runs read them.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ def inputs(data: str = "") -> dict[str, artifacts.Artifact]:
     names = ("catalog", "interactions", "embeddings", "semantic_ids", "token_rows")
     at = {name: str(folder / name) for name in names}
     if not Path(at["token_rows"]).is_dir():
+        print(f"Making the inputs in {folder.relative_to(FOLDER.parents[2])}, once.", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         if data:
             prepare(f"{data}/items.jsonl", f"{data}/sequences.jsonl", at["catalog"], at["interactions"])
