@@ -17,7 +17,7 @@ from pipelines.placement import Profile, Resources
 from sidgraft.trainjob import RUNTIME
 
 FOLDER = Path("manifests") / "components" / "profiles"
-NODE = "/spec/template/spec/replicatedJobs/0/template/spec/template/spec"  # in the TrainingRuntime of manifests/base
+NODE = "/spec/template/spec/replicatedJobs/0/template/spec/template/spec"  # in the TrainingRuntime of several-nodes
 IMPORT, POD = "sidgraft-import-model", "/spec/template/spec"  # the job of manifests/import-model
 LEAST_SHM = 2  # GiB
 

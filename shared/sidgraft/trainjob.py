@@ -3,7 +3,8 @@
 The task hands over its inputs through the object store, creates the job, waits for it and fetches the result; it needs
 no GPU itself. Every node runs the stage's own command under torchrun, which takes the number of nodes, its own number
 and the first node's address from the variables that Trainer sets (PET_NNODES, …). What a node looks like (GPUs, shared
-memory, rights, credentials) is in the TrainingRuntime of manifests/base. Needs the extra `trainjob`.
+memory, rights, credentials) is in the TrainingRuntime of manifests/components/several-nodes. Needs the extra
+`trainjob`.
 
 The job is named from the run, so a task that is tried again finds it and waits on. It goes when it has ended, when the
 task is asked to end, and with the run, whose workflow owns it.
@@ -29,7 +30,7 @@ from sidgraft.distributed import flag
 from sidgraft.progress import say
 
 GROUP, VERSION, JOBS = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
-RUNTIME = "sidgraft-finetune"  # the TrainingRuntime in manifests/base
+RUNTIME = "sidgraft-finetune"  # the TrainingRuntime in manifests/components/several-nodes
 POD = "KFP_POD_NAME"  # Kubeflow Pipelines sets it in every task
 RUN = "pipeline/runid"  # its label on every pod of a run
 QUEUE_LABELS = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class")
@@ -146,7 +147,7 @@ class _Jobs:
         if _asked(lambda: self.api.get_namespaced_custom_object(*place, **TIMES)) is None:
             raise ValueError(
                 f"there is no TrainingRuntime {RUNTIME} in the namespace {self.namespace}: install Kubeflow Trainer 2,"
-                " then run `kubectl apply -k manifests/overlays/NAME`, which brings it."
+                " then run `kubectl apply -k` for an overlay that names manifests/components/several-nodes."
             )
 
     def attach(self, job: Mapping[str, Any]) -> None:
@@ -274,8 +275,9 @@ def _refused(error: Any) -> ValueError:
     if "admission webhook" in said:  # it speaks of the job, not of rights
         return ValueError(f"Kubeflow Trainer refuses the job: {said}.")
     return ValueError(
-        f"the Kubernetes API refuses: {said}. The role sidgraft-trainjobs of manifests/base gives these rights: start"
-        " the run with the service account that has it, sidgraft-runner, or bind it to the one that the run has."
+        f"the Kubernetes API refuses: {said}. The role sidgraft-trainjobs of manifests/components/several-nodes gives"
+        " these rights: start the run with the service account that has it, sidgraft-runner, or bind it to the one that"
+        " the run has."
     )
 
 

@@ -3,11 +3,13 @@
 Least rights, no secret, no way in, and pods as Pod Security `restricted` wants them.
 """
 
+import ipaddress
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import yaml
 from kubeflow_trainer_api import models
 
 from components import images
-from pipelines.placement import LABEL, SECRET_KEYS, profile_names, read_profile
+from pipelines.placement import LABEL, PLACES, SECRET_KEYS, SECRET_NAME, profile_names, read_profile
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 OVERLAYS = sorted(folder.name for folder in (MANIFESTS / "overlays").iterdir())
@@ -26,6 +28,7 @@ OURS = "trainer.kubeflow.org/v1alpha1"  # the only kinds here that are not Kuber
 
 
 BUILT = [*OVERLAYS, "../import-model"]  # everything that is applied
+SEVERAL_NODES = ["h100", "openshift"]  # with Kubeflow Trainer in the cluster
 
 
 def kustomized(folder):
@@ -69,6 +72,49 @@ def pods_of_runtime(runtime):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_kubeflow_trainer_must_be_there_for_comes_by_the_component_of_several_nodes_alone(overlay):
+    of_trainer = [resource["kind"] for resource in built(overlay) if resource["apiVersion"] == OURS]
+    assert of_trainer == (["TrainingRuntime"] if overlay in SEVERAL_NODES else [])
+    named = {r["metadata"]["name"] for r in built(overlay)}
+    assert ("sidgraft-trainjobs" in named) == (overlay in SEVERAL_NODES)
+
+
+def own_overlay(folder, text):
+    """What an overlay of one's own makes, in a copy of the manifests."""
+    own = folder / "manifests" / "overlays" / "own"
+    shutil.copytree(MANIFESTS, folder / "manifests")
+    own.mkdir()
+    (own / "kustomization.yaml").write_text(text, encoding="utf-8")
+    return kustomized(own)
+
+
+@pytest.mark.parametrize("overlay", SEVERAL_NODES)
+def test_without_the_component_of_several_nodes_all_else_stays(overlay, tmp_path):
+    text = (MANIFESTS / "overlays" / overlay / "kustomization.yaml").read_text(encoding="utf-8")
+    left = "".join(line for line in text.splitlines(keepends=True) if "components/several-nodes" not in line)
+    assert left != text
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    (tmp_path / "manifests" / "overlays" / overlay / "kustomization.yaml").write_text(left, encoding="utf-8")
+    made = kustomized(tmp_path / "manifests" / "overlays" / overlay)
+    gone = [resource for resource in built(overlay) if resource not in made]
+    assert {r["kind"] for r in gone} == {"TrainingRuntime", "Role", "RoleBinding"}
+    assert len(gone) == 3
+    assert len(made) == len(built(overlay)) - 3
+
+
+def test_an_overlay_of_ones_own_has_several_nodes_on_a_small_cluster(tmp_path):
+    names = "several-nodes", "images", "profiles/cpu"
+    made = own_overlay(
+        tmp_path, f"resources: [../kind]\ncomponents: [{', '.join(f'../../components/{name}' for name in names)}]\n"
+    )
+    (runtime,) = (resource for resource in made if resource["kind"] == "TrainingRuntime")
+    valid_runtime(runtime)
+    spec = pods_of_runtime(runtime)["spec"]
+    assert set(spec["containers"][0]["resources"]["limits"]) == {"cpu", "memory"}
+    assert (spec["nodeSelector"], spec["tolerations"]) == ({}, [])
+
+
+@pytest.mark.parametrize("overlay", SEVERAL_NODES)
 def test_the_training_runtime_is_valid_by_the_models_of_kubeflow_trainer(overlay):
     (runtime,) = of_kind(overlay, "TrainingRuntime")
     valid_runtime(runtime)
@@ -87,7 +133,7 @@ def test_the_validation_can_fail(old, new):
     wrong = {**of_kind("kind", "ServiceAccount")[0], "automountServiceAccountTokn": False}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
-    (runtime,) = of_kind("kind", "TrainingRuntime")
+    (runtime,) = of_kind("h100", "TrainingRuntime")
     text = yaml.safe_dump(runtime).replace(f"{old}:", f"{new}:")
     with pytest.raises((AssertionError, ValueError, kubernetes_validate.ValidationError)):
         valid_runtime(yaml.safe_load(text))
@@ -130,6 +176,22 @@ def test_every_job_has_an_end_and_says_how_often_it_is_tried_again(overlay):
         assert job["backoffLimit"] == tries[kind]
         assert 0 < job["activeDeadlineSeconds"] <= 7 * 24 * 3600
         assert job["template"]["spec"]["restartPolicy"] == "Never"  # its log stays
+
+
+def written_secrets(container):
+    """The variables of a container whose name says that they are secret, and whose value stands there."""
+    names = [entry["name"] for entry in container.get("env", []) if "value" in entry]
+    return [name for name in names if SECRET_NAME.search(name) and not name.upper().endswith(PLACES)]
+
+
+@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "X_PASSWORD"])
+def test_a_secret_that_is_written_down_is_found(name):
+    (job,) = of_kind("kind", "CronJob")
+    (container,) = next(pods(job))["containers"]
+    assert not written_secrets(container)
+    assert written_secrets({**container, "env": [*container["env"], {"name": name, "value": "x"}]}) == [name]
+    by_reference = {"name": name, "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    assert not written_secrets({"env": [by_reference, {"name": f"{name}_FILE", "value": "/etc/x"}]})
 
 
 def shared_memory(pod):
@@ -175,7 +237,7 @@ def test_every_pod_is_restricted_has_limits_a_lasting_image_and_no_secret_in_it(
             name, _, tag = container["image"].rpartition(":")
             assert f"/{name}".endswith(tuple(f"/{ours}" for ours in images.IMAGES.values()))
             assert tag not in ("", "latest")  # one that stays
-            assert not [e for e in container.get("env", []) if "KEY" in e["name"] and "value" in e]
+            assert not written_secrets(container)
             home = {e.get("value") for e in container.get("env", []) if e["name"] == "HOME"} or {"/cache"}
             assert {m["mountPath"] for m in container["volumeMounts"]} >= {"/tmp", *home}  # the root is read-only
 
@@ -207,7 +269,8 @@ def test_make_manifests_sets_the_image_of_every_pod_to_that_of_this_code_in_the_
     if overlay == "../import-model":
         assert found == {("Job", expected["sidgraft/cpu"])}
     else:
-        assert found == {("CronJob", expected["sidgraft/data"]), ("TrainingRuntime", expected["sidgraft/gpu"])}
+        nodes = {("TrainingRuntime", expected["sidgraft/gpu"])} if overlay in SEVERAL_NODES else set()
+        assert found == {("CronJob", expected["sidgraft/data"])} | nodes
 
 
 def test_an_overlay_of_ones_own_has_the_images_too(with_images):
@@ -219,7 +282,7 @@ def test_an_overlay_of_ones_own_has_the_images_too(with_images):
     assert found == {image for image in printed if "/cpu:" not in image}
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", SEVERAL_NODES)
 def test_a_training_pod_has_shared_memory_the_stores_credentials_and_the_labels_of_its_policies(overlay):
     (runtime,) = of_kind(overlay, "TrainingRuntime")
     pod = pods_of_runtime(runtime)
@@ -236,10 +299,6 @@ def test_a_training_pod_has_shared_memory_the_stores_credentials_and_the_labels_
     assert shm["medium"] == "Memory"
     resources = container["resources"]
     assert int(resources["limits"]["memory"].removesuffix("Gi")) > int(shm["sizeLimit"].removesuffix("Gi"))
-    if overlay == "kind":
-        assert set(resources["limits"]) == {"cpu", "memory"}
-        assert (spec["nodeSelector"], spec["tolerations"]) == ({}, [])
-        return
     assert resources["limits"]["nvidia.com/gpu"] == "8"  # of pipelines/profiles/h100.yaml, said here once more
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -254,8 +313,9 @@ def test_the_runs_have_an_account_of_their_own_with_the_rights_of_a_task_and_to_
         binding["roleRef"]["name"]: [subject["name"] for subject in binding["subjects"]]
         for binding in of_kind(overlay, "RoleBinding")
     }
-    assert {role for role, names in bound.items() if runner in names} == {"sidgraft-runner", "sidgraft-trainjobs"}
-    assert bound["sidgraft-runner"] == bound["sidgraft-trainjobs"] == [runner]
+    to_start_jobs = {"sidgraft-trainjobs"} if overlay in SEVERAL_NODES else set()
+    assert {role for role, names in bound.items() if runner in names} == {"sidgraft-runner"} | to_start_jobs
+    assert all(bound[role] == [runner] for role in {"sidgraft-runner"} | to_start_jobs)
     (role,) = (r for r in of_kind(overlay, "Role") if r["metadata"]["name"] == "sidgraft-runner")
     rights = {
         (resource, verb, *rule.get("resourceNames", []))
@@ -307,13 +367,8 @@ def test_pod_security_is_warned_of_and_audited_and_enforced_where_kubeflow_itsel
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_overlay_of_ones_own_can_enforce_restricted(overlay, tmp_path):
-    shutil.copytree(MANIFESTS, tmp_path / "manifests")
-    own = tmp_path / "manifests" / "overlays" / "own"
-    own.mkdir()
-    (own / "kustomization.yaml").write_text(
-        f"resources: [../{overlay}]\ncomponents: [../../components/restricted]\n", encoding="utf-8"
-    )
-    (namespace,) = (resource for resource in kustomized(own) if resource["kind"] == "Namespace")
+    made = own_overlay(tmp_path, f"resources: [../{overlay}]\ncomponents: [../../components/restricted]\n")
+    (namespace,) = (resource for resource in made if resource["kind"] == "Namespace")
     levels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
     assert namespace["metadata"]["labels"] == levels
 
@@ -336,7 +391,8 @@ def test_roles_name_what_they_may_and_touch_no_secret_but_that_of_kfps_own_store
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_agent_of_pod_identities_is_the_only_thing_reached_by_plain_http(overlay):
-    agent = {"to": [{"ipBlock": {"cidr": "169.254.170.23/32"}}], "ports": [{"protocol": "TCP", "port": 80}]}
+    addresses = [{"ipBlock": {"cidr": cidr}} for cidr in ("169.254.170.23/32", "fd00:ec2::23/128")]
+    agent = {"to": addresses, "ports": [{"protocol": "TCP", "port": 80}]}
     exits = [rule for policy in of_kind(overlay, "NetworkPolicy") for rule in policy["spec"].get("egress", [])]
     assert [rule for rule in exits if 80 in [port["port"] for port in rule.get("ports", [])]] == [agent]
 
@@ -349,8 +405,8 @@ def test_nobody_reaches_a_stage_and_a_stage_reaches_what_is_named(overlay):
     assert among["podSelector"] == nodes
     assert among["ingress"] == [{"from": [{"podSelector": nodes}]}]
     assert among["egress"] == [{"to": [{"podSelector": nodes}]}]
-    labels = pods_of_runtime(of_kind(overlay, "TrainingRuntime")[0])["metadata"]["labels"]
-    assert nodes["matchLabels"].items() <= labels.items()
+    for runtime in of_kind(overlay, "TrainingRuntime"):
+        assert nodes["matchLabels"].items() <= pods_of_runtime(runtime)["metadata"]["labels"].items()
     assert all(p["podSelector"] == {"matchLabels": {LABEL[0]: LABEL[1]}} for p in policies.values())
     deny = policies["sidgraft-default-deny"]
     assert set(deny["policyTypes"]) == {"Ingress", "Egress"}
@@ -360,10 +416,32 @@ def test_nobody_reaches_a_stage_and_a_stage_reaches_what_is_named(overlay):
     ports = {port["port"] for rule in exits for port in rule["ports"]}
     dns = 5353 if overlay == "openshift" else 53
     assert ports == {dns, 80, 443, 6443, 8080, 8333, 8887, 8888, 9000}
-    blocks = [to["ipBlock"] for rule in exits for to in rule["to"] if "ipBlock" in to]
-    anywhere = [block for block in blocks if not block["cidr"].endswith("/32")]
-    assert anywhere
-    assert all("169.254.169.254/32" in block["except"] for block in anywhere)  # a cloud's credentials of the node
+
+
+METADATA = ["169.254.169.254", "fd00:ec2::254", "fd20:ce::254"]  # where a cloud hands out the credentials of a node
+
+
+def ports_to(overlay, address):
+    """The ports on which the pods of the stages reach an address outside of the cluster."""
+    found = set()
+    for policy in of_kind(overlay, "NetworkPolicy"):
+        for rule in policy["spec"].get("egress", []):
+            for block in (to["ipBlock"] for to in rule["to"] if "ipBlock" in to):
+                open_to, *closed = map(ipaddress.ip_network, [block["cidr"], *block.get("except", [])])
+                assert all(one[0] in open_to and one[-1] in open_to for one in closed)  # or the API refuses it
+                if any(ipaddress.ip_address(address) in one for one in closed):
+                    continue
+                if ipaddress.ip_address(address) in open_to:
+                    found |= {(port["protocol"], port["port"]) for port in rule["ports"]}
+    return found
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_stage_reaches_the_world_by_https_and_nothing_that_hands_out_the_credentials_of_its_node(overlay):
+    for outside in ("192.0.2.7", "2001:db8::7"):
+        assert ports_to(overlay, outside) == {("TCP", 443), ("TCP", 6443)}
+    names = set() if overlay == "openshift" else {("UDP", 53), ("TCP", 53)}  # where Cloud DNS of GKE answers, too
+    assert [ports_to(overlay, address) for address in METADATA] == [names, set(), set()]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -373,10 +451,11 @@ def test_names_are_asked_for_at_the_clusters_dns_and_at_the_cache_on_the_node_wh
     on_openshift = overlay == "openshift"  # its DNS listens on each node as a pod
     port = 5353 if on_openshift else 53
     assert {(p["protocol"], p["port"]) for p in rule["ports"]} == {("UDP", port), ("TCP", port)}
-    service, *cache_on_node = rule["to"]
+    service, *without_pods = rule["to"]
     namespace = "openshift-dns" if on_openshift else "kube-system"
     assert service == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
-    assert cache_on_node == ([] if on_openshift else [{"ipBlock": {"cidr": "169.254.20.10/32"}}])
+    addresses = [] if on_openshift else ["169.254.20.10/32", "169.254.169.254/32"]
+    assert without_pods == [{"ipBlock": {"cidr": address}} for address in addresses]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -403,3 +482,35 @@ def test_the_quota_is_what_a_training_on_the_runtimes_nodes_takes_each_as_large_
     nodes = of_kind("h100", "TrainingRuntime")[0]["spec"]["mlPolicy"]["numNodes"]
     largest = max(stage.gpus for stage in profile.stages.values())
     assert quota["spec"]["hard"] == {f"requests.{profile.resource}": str(nodes * largest)}
+
+
+PAGE = (MANIFESTS.parent / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
+def yaml_of_the_page(start):
+    """The one block of YAML in docs/operations.md that begins so."""
+    blocks = [
+        textwrap.dedent(block) for block in re.findall(r"^ *```yaml\n(.*?)^ *```$", PAGE, re.MULTILINE | re.DOTALL)
+    ]
+    (found,) = (block for block in blocks if block.startswith(start))
+    return found
+
+
+@pytest.mark.parametrize("overlay", SEVERAL_NODES)
+def test_the_profile_of_the_page_makes_the_namespace_of_the_overlay(overlay):
+    profile = yaml.safe_load(yaml_of_the_page("apiVersion: kubeflow.org"))
+    (namespace,) = of_kind(overlay, "Namespace")
+    assert (profile["kind"], profile["metadata"]) == ("Profile", {"name": namespace["metadata"]["name"]})
+    assert set(profile["spec"]["owner"]) == {"kind", "name"}
+
+
+def test_the_overlay_of_the_page_opens_the_way_to_kubeflow_pipelines_beside_the_runs(tmp_path):
+    made = own_overlay(tmp_path, yaml_of_the_page("namespace: PROJECT"))
+    assert {r["metadata"].get("namespace", r["metadata"]["name"]) for r in made} == {"PROJECT"}
+    policies = {r["metadata"]["name"]: r for r in made if r["kind"] == "NetworkPolicy"}
+    (rule,) = policies["sidgraft-kubeflow-pipelines"]["spec"]["egress"]
+    assert rule["to"] == [{"podSelector": {}}]  # every pod of the namespace, and of no other
+    before = {p["metadata"]["name"]: p for p in of_kind("openshift", "NetworkPolicy")}
+    assert rule["ports"] == before["sidgraft-kubeflow-pipelines"]["spec"]["egress"][0]["ports"]
+    changed = {name for name, policy in policies.items() if policy["spec"] != before[name]["spec"]}
+    assert changed == {"sidgraft-kubeflow-pipelines"}

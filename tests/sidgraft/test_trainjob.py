@@ -14,7 +14,7 @@ import yaml
 
 from sidgraft import trainjob
 
-MANIFEST = Path(__file__).parents[2] / "manifests" / "base" / "training.yaml"
+MANIFEST = Path(__file__).parents[2] / "manifests" / "components" / "several-nodes" / "training.yaml"
 RUN = "4d1c5e2a-9a53-4b7e-b7d1-6a1f9a6d6f10"
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "sidgraft-train-x", "uid": "w-1"}
 COMMAND = ["torchrun", "-m", "sidgraft.cli", "finetune", "--strategy=zero2"]
@@ -197,7 +197,7 @@ def test_a_right_that_is_missing_is_told_with_the_role_that_gives_it(fake, verb)
     rules = [{**rule, "verbs": [v for v in rule["verbs"] if v != verb]} for rule in role()]
     fake.rules = rules if verb != "log" else [r for r in rules if r["resources"] != ["pods/log"]]
     fake.play = lambda job: verb == "watch" or fake.fail(NAME, "failed", "boom")
-    with pytest.raises(ValueError, match=r"cannot .* resource .*role sidgraft-trainjobs of manifests/base"):
+    with pytest.raises(ValueError, match=r"cannot .* resource .*role sidgraft-trainjobs of manifests/components"):
         run()
 
 
