@@ -3,8 +3,8 @@
 An image's full name is REGISTRY/sidgraft/cpu:TAG. The registry is SIDGRAFT_REGISTRY, and nothing else: it is read when
 images are built, when the Docker runner looks for them, and when a pipeline is submitted, scheduled, uploaded, or
 compiled for a profile of one's own; images of this machine alone have none. The tag changes with the code (`code_tag`),
-because KFP's cache knows code only by the image's name. The committed YAML carries no registry and the tag of the
-released version.
+because KFP's cache knows code only by the image's name. The committed YAML carries the tag of the released version and
+REGISTRY itself in the place of a registry.
 
 This module needs nothing installed: `images/build.py` uses it before there is an environment.
 """
@@ -47,8 +47,11 @@ class RegistryError(ValueError):
 
 
 def image(stage: str) -> str:
-    """Return the image reference of ``stage`` with the released tag."""
-    return f"{IMAGES[stage]}:{TAG}"
+    """Return the image of ``stage`` with the released tag and no registry yet: a name that no node can pull.
+
+    Without REGISTRY it would be one of Docker Hub, where the name is free for anyone to take.
+    """
+    return f"REGISTRY/{IMAGES[stage]}:{TAG}"
 
 
 def registry() -> str:

@@ -23,7 +23,11 @@ def main() -> int:
         print(f"images/manifests.py: {error}", file=sys.stderr)
         return 2
     if not place:
-        print(f"{REGISTRY} is not set: images have no registry, so the nodes must hold them already.", file=sys.stderr)
+        print(
+            f"{REGISTRY} is not set: images have no registry, so the nodes must hold them already: one that does not"
+            " asks Docker Hub, where their name is free for anyone to take.",
+            file=sys.stderr,
+        )
     lines = [FILE.read_text(encoding="utf-8").partition("images:\n")[0] + "images:"]
     for name in sorted(set(IMAGES.values())):
         reference = built(name, place)

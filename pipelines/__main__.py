@@ -9,7 +9,7 @@ import yaml
 
 from components.images import REGISTRY, RegistryError, registry
 from pipelines.cluster import ClusterError, schedule, submit, upload
-from pipelines.placement import Profile, ProfileError, read_profile
+from pipelines.placement import Profile, ProfileError, profile_names, read_profile
 from pipelines.settings import PRESETS, SettingsError, preset_names, read_settings
 from sidgraft.storage import StorageError
 
@@ -124,6 +124,8 @@ def _compile(arguments: argparse.Namespace) -> int:
     from pipelines.build import compile_all, placed_targets, write, write_nodes
 
     if arguments.profile:
+        if arguments.profile not in profile_names():  # those have the released images
+            _tell_of_registry(read_profile(arguments.profile))
         changed = write(placed_targets(arguments.profile)) + write_nodes([arguments.profile])
     else:
         changed = compile_all()
@@ -155,16 +157,22 @@ def _upload(arguments: argparse.Namespace) -> int:
 
 
 def _profile(arguments: argparse.Namespace) -> Profile:
-    """Read the profile and what is said beside it; tell where images are looked for that only this machine has."""
+    """Read the profile and what is said beside it."""
     profile = read_profile(arguments.profile)
     if getattr(arguments, "service_account", None) is not None:
         profile = replace(profile, service_account=arguments.service_account)
+    _tell_of_registry(profile)
+    return profile
+
+
+def _tell_of_registry(profile: Profile) -> None:
+    """Tell where images are looked for that only this machine has."""
     if not registry() and not profile.images:
         print(
-            f"{REGISTRY} is not set: images have no registry, so the nodes must hold them already (images/README.md).",
+            f"{REGISTRY} is not set: images have no registry, so the nodes must hold them already: one that does not"
+            " asks Docker Hub, where their name is free for anyone to take (images/README.md).",
             file=sys.stderr,
         )
-    return profile
 
 
 def _where(arguments: argparse.Namespace) -> dict[str, str]:

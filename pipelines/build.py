@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from kfp import compiler
 
-from components.images import of_this_code
+from components.images import IMAGES, of_this_code
 from pipelines import nodes
 from pipelines.placement import placed, profile_names, read_profile
 from pipelines.readmes import readme
@@ -129,8 +129,8 @@ def for_local_run(pipeline: str, tags: dict[str, str]) -> str:
     """
     spec = yaml.safe_load(compiled(load_pipeline(pipeline)))
     for name, executor in spec["deploymentSpec"]["executors"].items():
-        image = executor["container"]["image"].rpartition(":")[0]
-        executor["container"]["image"] = f"{image}:{tags[stage_of(name)]}"
+        stage = stage_of(name)
+        executor["container"]["image"] = f"{IMAGES[stage]}:{tags[stage]}"
     for task in spec["root"]["dag"]["tasks"].values():
         if "parameterIterator" in task:
             task["iteratorPolicy"] = {"parallelismLimit": 1}

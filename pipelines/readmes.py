@@ -37,11 +37,12 @@ def _resources(component: str) -> list[str]:
         f"Image `{IMAGES[component]}` (`components/images.py`). On the profile `{PROFILE}`: {', '.join(parts)},",
         f"at most {has.timeout // 3600} h a try.",
         "",
-        "For a registry of your own, `python -m pipelines compile --profile mine.yaml` writes `component.mine.yaml`",
-        "beside `component.yaml`, with the image of this code there. A component cannot say where it runs: in a",
-        f'pipeline of yours, `place({component}(...), read_profile("mine.yaml"))` of `pipelines.placement` gives its',
-        "task what the profile says: resources, node, shared memory, time, retries, secret of the object store,",
-        "security context. docs/operations.md shows such a pipeline.",
+        "`component.yaml` says REGISTRY in the place of a registry, so that no cluster can start it as it is. With",
+        "SIDGRAFT_REGISTRY set, `python -m pipelines compile --profile mine.yaml` writes `component.mine.yaml` beside",
+        "it, with the image of this code in yours. A component cannot say where it runs: in a pipeline of yours,",
+        f'`place({component}(...), read_profile("mine.yaml"))` of `pipelines.placement` gives its task what the',
+        "profile says: resources, node, shared memory, time, retries, secret of the object store, security context.",
+        "docs/operations.md shows such a pipeline.",
     ]
 
 

@@ -10,6 +10,7 @@ from kfp.dsl.types import type_annotations
 from components import images
 from components.describe import EXTRAS
 from pipelines import build
+from pipelines.placement import REFERENCE
 from sidgraft.signatures import FILES, STAGES, signature
 
 PYTHON_TYPES = {"str": str, "int": int, "float": float, "bool": bool}
@@ -81,8 +82,9 @@ def test_committed_yaml_is_what_the_code_compiles_to(path):
 @pytest.mark.parametrize("stage", [*STAGES, "variants"])
 def test_images_carry_the_released_version_and_nothing_is_installed_at_start(stage):
     (executor,) = compiled(stage)["deploymentSpec"]["executors"].values()
-    assert executor["container"]["image"] == images.image(stage)
-    assert executor["container"]["image"].endswith(":v0.1.0")
+    assert executor["container"]["image"] == f"REGISTRY/{images.IMAGES[stage]}:v0.1.0" == images.image(stage)
+    assert not REFERENCE.match(executor["container"]["image"])  # until it has a registry, no node asks anyone for it
+    assert REFERENCE.match(executor["container"]["image"].replace("REGISTRY", "host.example:5000/team"))
     assert "pip install" not in " ".join(executor["container"]["command"])
 
 

@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 
+from components.images import IMAGES
 from pipelines import build, retrain
 from pipelines.inputs import ENCODED, JUDGED
 from pipelines.settings import pipeline_inputs_of
@@ -116,6 +117,7 @@ def test_a_cluster_runs_variants_at_once_and_one_machine_one_by_one(name):
         loops = [t for t in where["root"]["dag"]["tasks"].values() if "parameterIterator" in t]
         assert [loop.get("iteratorPolicy") for loop in loops] == [limit]
     images = [e["container"]["image"] for e in local["deploymentSpec"]["executors"].values()]
+    assert {image.rpartition(":")[0] for image in images} <= set(IMAGES.values())  # what the Docker runner looks up
     assert all(image.endswith(":run-1") for image in images)
 
 
@@ -171,4 +173,5 @@ def test_retraining_reads_what_changes_anew_but_for_files_whose_digest_a_local_r
         found = where["root"]["dag"]["tasks"].items()
         assert {name for name, task in found if task.get("cachingOptions", {}).get("enableCache")} == cached
     images = [e["container"]["image"] for e in local["deploymentSpec"]["executors"].values()]
+    assert {image.rpartition(":")[0] for image in images} <= set(IMAGES.values())  # what the Docker runner looks up
     assert all(image.endswith(":run-1") for image in images)
