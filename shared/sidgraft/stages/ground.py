@@ -146,7 +146,8 @@ def ground(
         tokens = sum(map(len, samples))
         say(f"grounding on {len(samples)} sequences of {tokens / len(samples):.0f} tokens on average")
         facts = made_for(rows_from) | {"processes": distributed.world()}
-        saved = Checkpoints(work, facts, checkpoint_minutes, remote_place(checkpoints, work.name))
+        remote, run = remote_place(checkpoints, work.name), artifacts.run_facts(settings, inputs)
+        saved = Checkpoints(work, facts, checkpoint_minutes, remote, run)
         progress = ShowProgress("ground", tokens / len(samples) * min(batch_size, len(samples)))
         trainer = PartsTrainer(
             model=grounding,
