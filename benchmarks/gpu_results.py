@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from sidgraft.stages.ground import ground
 from sidgraft.stages.prepare import prepare
 from sidgraft.stages.quantize import quantize
 from sidgraft.stages.report import report
+from sidgraft.tasks import describe
 from sidgraft.variants import plan_variants
 
 VARIANTS = ["mean", "gaussian", "centroid", "centroid-shuffled", "gaussian+gti"]
@@ -89,11 +91,12 @@ def compare(folder: Path, out: str, *, smoke: bool) -> None:
         parts = {kind: str(Path(out) / plan["variant"] / kind) for kind in made}
         try:
             one_variant(plan, shared, at["item_embeddings"], judged, Path(out), parts, settings)
-        except (ValueError, RuntimeError) as error:  # the others go on; the report shows it
+        except Exception as error:  # whatever it is, the others go on, and the report shows it
+            traceback.print_exc()
             for kind, place in parts.items():
                 if not Path(place).exists():
                     artifacts.record_failure(
-                        place, f"{kind}/v1", stage="compare", error=str(error), variant=plan["variant"]
+                        place, f"{kind}/v1", stage="compare", error=describe(error), variant=plan["variant"]
                     )
         for kind, place in parts.items():
             made[kind].append(place)
@@ -123,9 +126,10 @@ def one_variant(
         item_embeddings=item_embeddings, out=rows, initialization=plan["initialization"], seed=seed,
         **settings["expand"],
     )  # fmt: skip
-    corpus = {"corpus": plan["corpus"], "seed": seed}
+    corpus = {key: plan[key] for key in ("corpus", "keep_epochs", "seed")}
     timed(f"ground {name}", ground, token_rows=rows, **shared, out=grounded, **corpus, **settings["ground"])
-    timed(f"finetune {name}", finetune, token_rows=grounded, **shared, out=model, seed=seed, **settings["finetune"])
+    tasks = {key: plan[key] for key in ("rows_epoch", "grounding", "tasks", "seed")}
+    timed(f"finetune {name}", finetune, token_rows=grounded, **shared, out=model, **tasks, **settings["finetune"])
     who = {"model": model, **shared, "variant": name, "seed": seed}
     timed(
         f"evaluate {name}", evaluate, **who, baselines=judged, out_metrics=parts["metrics"],

@@ -375,6 +375,12 @@ def run_digest(arguments: Mapping[str, Any], inputs: Mapping[str, Artifact]) -> 
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def run_facts(arguments: Mapping[str, Any], inputs: Mapping[str, Artifact]) -> dict[str, Any]:
+    """What `run_digest` is made of, by name, for people: arguments by value, inputs by the start of their digest."""
+    digests = {name: artifact.digest[:12] for name, artifact in inputs.items()}
+    return {"sidgraft": sidgraft.__version__} | dict(arguments) | digests
+
+
 def _read_manifest(path: Path, kind: str) -> dict[str, Any]:
     hint = f"expected the directory of a {kind} artifact: give the output of `sidgraft {MADE_BY[kind]}`."
     if not path.exists():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,8 @@ WHOLE = "whole.json"  # written last, by one rename: a checkpoint without it is 
 RUNNING = "running.txt"  # in the run's folder in the store: written first, so that a refusal is known at once
 # In it, of a checkpoint that is uploaded: the folder beside it; those of the other machines' parts; names and sizes.
 BESIDE, PARTS, FILES = "beside", "parts", "files"
+RUN = "run"  # in it: the arguments and inputs that the checkpoint's run was started with
+RUN_FOLDER = re.compile(r"([a-z]+)-[0-9a-f]{16}")  # its name: the stage and `artifacts.run_digest`
 PASSING = (".partial", ".old")  # endings of what is being written or replaced
 
 
@@ -37,11 +40,20 @@ class Checkpoints(TrainerCallback):
     A checkpoint counts when all processes have written their part; only then are older ones removed. ``made_for``
     names what a checkpoint cannot be used without (base model, vocabulary, number of processes); `last` refuses
     one that was made for something else. Beside the one after each epoch there is one every ``minutes``. ``remote`` is
-    the run's folder in an object store, or empty.
+    the run's folder in an object store, or empty. ``run`` holds `artifacts.run_facts`, by which a run that starts anew
+    is told from others.
     """
 
-    def __init__(self, directory: Path, made_for: dict[str, Any], minutes: float, remote: str = "") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        made_for: dict[str, Any],
+        minutes: float,
+        remote: str = "",
+        run: Mapping[str, Any] | None = None,
+    ) -> None:
         self.directory, self.made_for, self.minutes, self.remote = directory, made_for, minutes, remote
+        self.run = dict(run or {})
         self.beside = ""  # the folder in the store of what lies beside the checkpoints
         self.sent: dict[str, tuple[int, int]] = {}  # what it holds
 
@@ -66,7 +78,8 @@ class Checkpoints(TrainerCallback):
             files = sizes(written) | {name: size for part in parts.values() for name, size in part.items()}
             about = {BESIDE: self.beside, PARTS: sorted(parts), FILES: files} if self.remote else {}
             draft = written / f".{WHOLE}"
-            draft.write_text(json.dumps(self.made_for | about, indent=1) + "\n", encoding="utf-8")
+            facts = self.made_for | {RUN: self.run} | about
+            draft.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
             os.replace(draft, written / WHOLE)
             for step, path in found(self.directory).items():
                 if step != state.global_step:
@@ -80,7 +93,8 @@ class Checkpoints(TrainerCallback):
 
         One in the store that is newer than those here is brought here, all of it checked. One that is damaged there is
         passed over where an older one is whole, else a StorageError. Of several machines each brings it from the store,
-        whatever is here: that is a part of it alone.
+        whatever is here: that is a part of it alone. Where there is none, but other runs of the stage have left whole
+        ones in the same place, it says what the nearest of them was made with.
         """
         apart = bool(self.remote) and not distributed.on_one_machine()
         if distributed.rank() == 0 or (apart and distributed.leads_machine()):
@@ -97,6 +111,7 @@ class Checkpoints(TrainerCallback):
                 " the run again."
             )
         if not checkpoints:
+            self._tell_of_others()
             return None
         step, path = max(checkpoints.items())
         self._check(json.loads((path / WHOLE).read_text(encoding="utf-8")), path)
@@ -110,6 +125,41 @@ class Checkpoints(TrainerCallback):
                     f"the checkpoint {place} was made for {name} {made_for.get(name)}, but this run has {name} {value}:"
                     " give another checkpoints directory, or the run that it was made for, or remove it."
                 )
+
+    def _tell_of_others(self) -> None:
+        """Say of the other runs' checkpoint that differs least from this run in what it does.
+
+        Only in a directory: a place in an object store is shared by runs that are going on elsewhere.
+        """
+        name = RUN_FOLDER.fullmatch(self.directory.name)
+        if self.remote or name is None:
+            return
+        differing: dict[Path, list[str]] = {}
+        for whole in self.directory.parent.glob(f"{name[1]}-*/checkpoint-*/{WHOLE}"):
+            try:
+                facts = json.loads(whole.read_text(encoding="utf-8"))
+            except (OSError, ValueError):  # its run has just removed it
+                continue
+            differing[whole.parent] = self._differing(facts)
+        if differing:
+            nearest = min(differing, key=lambda path: len(differing[path]))
+            others = f" (of {len(differing)} that lie there)" if len(differing) > 1 else ""
+            made_with = ", ".join(differing[nearest]) or "other settings or inputs"
+            say(
+                f"starting anew: the checkpoint {nearest}{others} was made with {made_with}; remove it when its run is"
+                " not to go on"
+            )
+
+    def _differing(self, facts: Mapping[str, Any]) -> list[str]:
+        """What a checkpoint with these facts was made with that this run has otherwise."""
+        pairs = ((self.run, facts.get(RUN, {})), (self.made_for, facts))
+        found = [
+            f"{name} {there[name]} (here {value})"
+            for here, there in pairs
+            for name, value in here.items()
+            if name in there and there[name] != value
+        ]
+        return list(dict.fromkeys(found))
 
     def _beside(self) -> dict[str, tuple[int, int]]:
         """The files beside the checkpoints by name, with their sizes and times."""
@@ -264,6 +314,17 @@ def remote_place(checkpoints: str, name: str) -> str:
     return f"{checkpoints.rstrip('/')}/{name}" if storage.is_remote(checkpoints) else ""
 
 
+def _check_place(checkpoints: str) -> None:
+    """Raise ValueError where the place for the checkpoints of all runs is the folder of one."""
+    above, _, name = checkpoints.rstrip("/").rpartition("/")
+    holds_some = not storage.is_remote(checkpoints) and any(Path(checkpoints).glob("checkpoint-*"))
+    if RUN_FOLDER.fullmatch(name) or holds_some:
+        raise ValueError(
+            f"checkpoints is {checkpoints!r}, which is the folder of one run's checkpoints: expected the folder above"
+            f" it ({above or '.'}), in which every run finds or makes its own."
+        )
+
+
 @contextmanager
 def working_directory(checkpoints: str, name: str, out: str) -> Iterator[Path]:
     """Where a training run keeps its checkpoints: ``checkpoints``/``name``, or a temporary place beside ``out``.
@@ -272,8 +333,10 @@ def working_directory(checkpoints: str, name: str, out: str) -> Iterator[Path]:
     same run finds it again (``name`` holds the digest of its arguments and inputs). The temporary place starts empty,
     whatever a killed run left there. Of checkpoints in an object store
     there is a directory in the cache, one for each machine, should they share it; a store that refuses them is known
-    before anything is computed.
+    before anything is computed. Raises ValueError where ``checkpoints`` is itself a run's folder.
     """
+    if checkpoints:
+        _check_place(checkpoints)
     remote = remote_place(checkpoints, name)
     if remote:
         if distributed.rank() == 0:

@@ -41,7 +41,8 @@ COLUMNS = pa.schema(
         ("slice", pa.string()),  # the users over whom the pair is tested: all, or cold, head, tail by their target
         ("metric", pa.string()),
         ("k", pa.int32()),
-        ("seeds", pa.int32()),  # those that both have
+        ("seeds", pa.int32()),  # runs of `variant`: those of the seeds that both have
+        ("against_seeds", pa.int32()),  # runs of `against` in them; a baseline that all seeds share is one run
         ("users", pa.int32()),  # those of the slice that all of these runs have
         ("value", pa.float64()),  # means over users and seeds
         ("against_value", pa.float64()),
@@ -95,7 +96,9 @@ def compare(
                 users_U, ours_SUM, theirs_SUM = common_users(
                     [runs[name, MODEL, s] for s in both], [runs[other, recommender, s] for s in both]
                 )
-                who = {"variant": name, "against": title, "baseline": recommender != MODEL, "seeds": len(both)}
+                is_shared = recommender != MODEL and bool((theirs_SUM == theirs_SUM[:1]).all())
+                who = {"variant": name, "against": title, "baseline": recommender != MODEL}
+                who |= {"seeds": len(both), "against_seeds": 1 if is_shared else len(both)}
                 for part, users_P in _parts(users_U, slices or {}, target_of).items():
                     found = _differences(ours_SUM[:, users_P], theirs_SUM[:, users_P], columns)
                     rows += [who | {"slice": part} | row for row in found]

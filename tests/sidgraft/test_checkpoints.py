@@ -11,6 +11,7 @@ from sidgraft import artifacts, checkpoints, training
 from sidgraft.models import load_base, made_for
 from sidgraft.stages.expand import expand
 from sidgraft.stages.finetune import finetune
+from sidgraft.stages.ground import ground
 from sidgraft.stages.quantize import quantize
 
 INPUTS = ("token_rows", "catalog", "semantic_ids", "interactions")
@@ -138,6 +139,57 @@ def test_a_checkpoint_made_for_something_else_is_refused(shop, tmp_path, other):
         checkpoints.Checkpoints(work, facts, 10.0).last()
     assert (work / "checkpoint-5").is_dir()
     assert checkpoints.Checkpoints(work, there, 10.0).last() == str(work / "checkpoint-5")
+
+
+@pytest.fixture
+def left(shop, tmp_path, monkeypatch):
+    """The checkpoint that a fine-tuning and a grounding have left, each in the middle of an epoch."""
+    every = {"checkpoints": str(tmp_path / "checkpoints"), "checkpoint_minutes": 0.0}
+    with monkeypatch.context() as patch:
+        break_off(patch, 13, KeyboardInterrupt())
+        for stage in (run, rows):
+            with pytest.raises(KeyboardInterrupt):
+                stage(shop, tmp_path / "out", **every)
+    return every
+
+
+def rows(shop, out, **settings):
+    settings = {"epochs": 2, "precision": "float32", "learning_rate": 1e-2} | settings
+    return ground(**{name: shop[name] for name in INPUTS}, out=str(out), **settings)
+
+
+@pytest.mark.parametrize(("stage", "name"), [(run, "finetune"), (rows, "ground")])
+def test_a_run_that_starts_anew_says_how_the_checkpoint_of_another_differs(shop, tmp_path, left, capsys, stage, name):
+    (other,) = (tmp_path / "checkpoints").glob(f"{name}-*/checkpoint-12")
+    rows_of_others = str(tmp_path / "rows")
+    expand(
+        shop["semantic_ids"], shop["catalog"], shop["item_embeddings"], rows_of_others,
+        base_model="tiny", initialization="mean",
+    )  # fmt: skip
+    digests = [artifacts.load(at, "token_rows/v1").digest[:12] for at in (shop["token_rows"], rows_of_others)]
+    there = SETTINGS["learning_rate"] if stage is run else 1e-2
+    capsys.readouterr()
+    stage(shop | {"token_rows": rows_of_others}, tmp_path / "new", learning_rate=2e-3, epochs=1, **left)
+    said = capsys.readouterr().err
+    assert f"starting anew: the checkpoint {other} was made with " in said
+    for part in (f"learning_rate {there} (here 0.002)", f"token_rows {digests[0]} (here {digests[1]})", "epochs"):
+        assert part in said
+    assert not any(part in said for part in ("catalog ", "batch_size", "resuming", "base model"))
+    assert other.is_dir()  # its run may still be given again
+    stage(shop, tmp_path / "out", **left)
+    said = capsys.readouterr().err
+    assert "resuming from the checkpoint at step 12" in said
+    assert "starting anew" not in said
+
+
+def test_the_folder_of_one_run_is_refused_as_the_place_of_all(shop, tmp_path, left):
+    (mine,) = (tmp_path / "checkpoints").glob("finetune-*")
+    for stage in (run, rows):
+        with pytest.raises(ValueError, match=f"folder of one run's checkpoints: .* it \\({mine.parent}\\)"):
+            stage(shop, tmp_path / "new", checkpoints=f"{mine}/")
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints"}
+    with pytest.raises(ValueError, match=r"expected the folder above it \(s3://bucket/all\)"):
+        run(shop, tmp_path / "new", checkpoints=f"s3://bucket/all/{mine.name}")
 
 
 def test_a_checkpoint_cut_short_is_removed_and_the_older_one_taken(tmp_path):

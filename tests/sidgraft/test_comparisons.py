@@ -88,6 +88,24 @@ def test_one_pair_by_hand(tmp_path: Path) -> None:
     assert len(rows) == 4
 
 
+def test_a_baseline_that_all_seeds_share_is_one_run_as_in_the_summary(tmp_path: Path) -> None:
+    model = [1, 0, 3]
+    runs = [
+        variant(tmp_path, name, seed, {MODEL: model, "popularity": [0, 2, 0], "sasrec": [1, seed, 0]})
+        for name in ("a", "b")
+        for seed in (0, 1, 2)
+    ]
+    rows = compare(runs)
+    found = {
+        (row["variant"], row["against"]): (row["seeds"], row["against_seeds"])
+        for row in rows
+        if (row["metric"], row["k"]) == ("recall", 10)
+    }
+    own = {(name, "popularity"): (3, 1) for name in "ab"} | {(name, "sasrec"): (3, 3) for name in "ab"}
+    assert found == own | {("b", "a"): (3, 3)}  # the same lists from three trainings are three runs
+    assert row_of(rows, "a", "popularity")["against_value"] == pytest.approx(1 / 3)
+
+
 def drawn(share: float, users: int, seed: int) -> list[int]:
     """A target within the first ten for about this share of the users."""
     rng = np.random.default_rng(seed)
@@ -335,7 +353,7 @@ def test_the_report_writes_them_and_shows_what_is_inconclusive(tmp_path: Path) -
         ("mean", "popularity"), ("mean", "neighbours"), ("centroid", "popularity"), ("centroid", "neighbours"),
         ("centroid", "mean"),
     }  # fmt: skip
-    assert {row["seeds"] for row in rows} == {2}
+    assert {(row["seeds"], row["against_seeds"]) for row in rows} == {(2, 2)}  # the baselines of each seed are others
     with (tmp_path / "out" / "comparisons.csv").open(newline="", encoding="utf-8") as stream:
         read = list(csv.DictReader(stream))
     assert list(read[0]) == COLUMNS.names

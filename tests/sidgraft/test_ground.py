@@ -127,6 +127,25 @@ def test_epochs_to_keep_beyond_the_last_are_refused_and_a_broken_one_is_not_kept
     assert [p.name for p in (tmp_path / "out").glob("rows-epoch-*")] == ["rows-epoch-1.safetensors"]
 
 
+@pytest.mark.parametrize(("max_steps", "trained"), [(0, 18), (5, 5), (12, 12), (18, 18), (500, 18)])
+def test_training_ends_after_the_epochs_or_after_max_steps_whichever_comes_first(shop, tmp_path, max_steps, trained):
+    """An epoch has nine steps."""
+    summary = run(shop, tmp_path / "out", epochs=2, max_steps=max_steps)
+    log = json.loads((tmp_path / "out" / "training.json").read_text())["log"]
+    assert summary["steps"] == len(log) == trained
+    assert log[-1]["epoch"] == pytest.approx(trained / 9)
+
+
+def test_an_epoch_to_keep_that_max_steps_does_not_reach_is_refused_before_training(shop, tmp_path, monkeypatch):
+    run(shop, tmp_path / "whole", epochs=2, max_steps=9, keep_epochs="0,1")
+    kept = [load_file(tmp_path / "whole" / name)["rows"] for name in ("rows-epoch-1.safetensors", "rows.safetensors")]
+    assert torch.equal(*kept)
+    monkeypatch.setattr("sidgraft.stages.ground.train", lambda *_: pytest.fail("it was trained"))
+    with pytest.raises(ValueError, match="epoch 1, which ends at step 9, but max_steps is 8: expected no fewer steps"):
+        run(shop, tmp_path / "out", epochs=2, max_steps=8, keep_epochs="0,1")
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
 def test_in_bfloat16_the_rows_stay_float32_and_learn(shop, tmp_path):
     summary = run(shop, tmp_path / "out", epochs=2, precision="bfloat16")
     assert load_file(tmp_path / "out" / "rows.safetensors")["rows"].dtype == torch.float32

@@ -324,6 +324,20 @@ def test_the_best_epoch_has_the_best_validation_ndcg(shop):
     assert shop["trained"]["best_epoch"] == figures.index(max(figures)) + 1
 
 
+def test_the_best_epochs_weights_are_written_not_the_last(shop, tmp_path):
+    """The model that was written, decoded for the validation queries, reaches the best epoch's figure."""
+    trained = train(shop, str(tmp_path / "model"), learning_rate=0.05, patience=2, epochs=12)
+    log = artifacts.load(tmp_path / "model", "model/v1").read_json("training.json")["log"]
+    figures = [row["ndcg@5"] for row in log if "ndcg@5" in row]
+    assert len(figures) == trained["best_epoch"] + 2 < 12
+    made = {name: str(tmp_path / name) for name in ("model", "recommendations", "metrics")}
+    made["baselines"] = remade(shop, tmp_path, split="valid")
+    judge(shop | made, split="valid")
+    rows = {(r["recommender"], r["metric"], r["k"]): r["value"] for r in pq.read_table(f"{made['metrics']}/metrics.parquet").to_pylist()}  # noqa: E501  # fmt: skip
+    assert rows["model", "composite_ndcg", 5] == pytest.approx(figures[-3]) == pytest.approx(max(figures))
+    assert figures[-1] < figures[-3]
+
+
 def test_what_does_not_fit_together_is_refused(shop, tmp_path):
     other = prepare_again(shop, tmp_path)
     with pytest.raises(ValueError, match="other interactions, which may hold the queries to test"):

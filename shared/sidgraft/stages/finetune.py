@@ -209,7 +209,8 @@ def finetune(
             grounding_epochs=mixture.grounding_epochs,
         )
         facts = made_for(inputs["token_rows"]) | {"processes": distributed.world(), "mode": trained_mode}
-        saved = Checkpoints(work, facts, checkpoint_minutes, remote_place(checkpoints, work.name))
+        remote, run = remote_place(checkpoints, work.name), artifacts.run_facts(settings, inputs)
+        saved = Checkpoints(work, facts, checkpoint_minutes, remote, run)
         progress = ShowProgress("finetune", tokens / len(mixture) * min(batch_size, len(mixture)))
         trainer = GraftTrainer(
             model=model,

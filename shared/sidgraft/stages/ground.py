@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from functools import partial
 from typing import Any
@@ -69,7 +70,7 @@ def ground(
         corpus: gti (text to ID and ID to text), gti-text-to-sid, gti-sid-to-text, cpt (histories with titles
             as running text), or none (the rows pass through unchanged).
         epochs: Passes over the corpus; may be a fraction.
-        max_steps: Stop after this many optimizer steps; 0 trains all epochs.
+        max_steps: Stop after this many optimizer steps where the epochs have more; 0 trains all epochs.
         learning_rate: Constant learning rate of AdamW (no decay, no warmup). The papers: 1e-3 for gti, 1e-4 for cpt.
         batch_size: Sequences in an optimizer step. The papers: 16 for gti on public data, 64 for cpt.
         max_length: Longest sequence in tokens. The papers: 4096 for cpt.
@@ -140,11 +141,13 @@ def ground(
 
         model, tokenizer, vocabulary = load_grafted(rows_from, dtype)
         samples = _samples(corpus, tokenizer, vocabulary, inputs, max_length)
+        steps = _steps(len(samples), batch_size, epochs, max_steps, kept)
         grounding = GroundingModel(model, vocabulary, load_rows(rows_from))
         tokens = sum(map(len, samples))
         say(f"grounding on {len(samples)} sequences of {tokens / len(samples):.0f} tokens on average")
         facts = made_for(rows_from) | {"processes": distributed.world()}
-        saved = Checkpoints(work, facts, checkpoint_minutes, remote_place(checkpoints, work.name))
+        remote, run = remote_place(checkpoints, work.name), artifacts.run_facts(settings, inputs)
+        saved = Checkpoints(work, facts, checkpoint_minutes, remote, run)
         progress = ShowProgress("ground", tokens / len(samples) * min(batch_size, len(samples)))
         trainer = PartsTrainer(
             model=grounding,
@@ -153,8 +156,7 @@ def ground(
                 checkpoints=bool(checkpoints),
                 batch_size=batch_size,
                 seed=seed,
-                num_train_epochs=epochs,
-                max_steps=max_steps or -1,
+                max_steps=steps,
                 learning_rate=learning_rate,
                 weight_decay=0.0,
                 lr_scheduler_type="constant",
@@ -187,6 +189,21 @@ def ground(
                 last_loss=float(np.mean([row["loss"] for row in log[-tenth:]])),
             )
             return dict(draft.metadata)
+
+
+def _steps(samples: int, batch_size: int, epochs: float, max_steps: int, kept: list[int]) -> int:
+    """The optimizer steps to train: all of the epochs', or ``max_steps`` where that is fewer.
+
+    Raises ValueError where they end before an epoch whose rows are asked for.
+    """
+    an_epoch = math.ceil(samples / batch_size)
+    steps = min(math.ceil(epochs * an_epoch), max_steps or math.inf)
+    if kept and kept[-1] * an_epoch > steps:
+        raise ValueError(
+            f"keep_epochs names epoch {kept[-1]}, which ends at step {kept[-1] * an_epoch}, but max_steps is"
+            f" {max_steps}: expected no fewer steps, 0 for those of all epochs, or an earlier epoch."
+        )
+    return int(steps)
 
 
 def _copy_vocabulary(rows_from: artifacts.Artifact, draft: artifacts.Draft) -> None:
