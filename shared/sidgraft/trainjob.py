@@ -153,7 +153,7 @@ class _Jobs:
         """Create the job, unless the very same is there; one that is on its way out is waited for first."""
         from kubernetes.client import ApiException
 
-        name = job["metadata"]["name"]
+        name, told = job["metadata"]["name"], False
         while True:
             try:
                 if _asked(lambda: self.api.create_namespaced_custom_object(*self.where, dict(job), **TIMES)) is None:
@@ -164,6 +164,9 @@ class _Jobs:
                     raise ValueError(f"the TrainJob {name} is refused: {_reason(error)}.") from error
             found = self.get(name)
             if found is None or "deletionTimestamp" in found["metadata"]:
+                if found and not told:
+                    told = True
+                    say(f"an earlier TrainJob {name} is on its way out; waiting until its pods are gone")
                 time.sleep(WAITS[0])
                 continue
             if found["metadata"].get("annotations", {}).get(DIGEST) != job["metadata"]["annotations"][DIGEST]:
@@ -231,8 +234,12 @@ class _Jobs:
         return _asked(lambda: self.api.get_namespaced_custom_object(*self.where, name, **TIMES), for_ever=for_ever)
 
     def delete(self, name: str) -> None:
-        """Remove the job with its pods; nothing happens where there is none."""
-        _asked(lambda: self.api.delete_namespaced_custom_object(*self.where, name, **TIMES))
+        """Remove the job with its pods; nothing happens where there is none.
+
+        It is there, on its way out, until its pods are gone: another of its name would meet them.
+        """
+        way = {"propagation_policy": "Foreground", **TIMES}
+        _asked(lambda: self.api.delete_namespaced_custom_object(*self.where, name, **way))
 
 
 def _asked(call: Callable[[], Any], *, for_ever: bool = False) -> Any:

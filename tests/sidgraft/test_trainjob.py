@@ -178,6 +178,17 @@ def test_a_job_that_is_on_its_way_out_is_waited_for(fake):
     assert "ADDED" in [kind for _, kind, _ in fake.history]
 
 
+def test_a_try_at_once_after_a_failed_job_does_not_meet_its_pods(fake, capsys):
+    fake.leaving = 0.3
+    fake.play = lambda job: fake.fail(NAME, "a node failed", "boom")
+    with pytest.raises(RuntimeError, match="boom"):
+        run()
+    succeed(fake)
+    run()
+    assert (fake.deleted, fake.met) == ([NAME, NAME], [])
+    assert capsys.readouterr().err.count("waiting until its pods are gone") == 1
+
+
 def test_a_job_that_somebody_removes_is_told(fake):
     fake.play = lambda job: fake.put(fake.jobs[NAME], "DELETED")
     with pytest.raises(RuntimeError, match="was removed by somebody else"):
