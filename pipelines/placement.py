@@ -47,6 +47,8 @@ RESOURCE_KEYS = ("cpu", "memory", "gpus", "shm", "timeout", "retries", "backoff"
 QUANTITY = re.compile(r"^[1-9][0-9]*Gi$")
 DURATION = re.compile(r"^[1-9][0-9]*[smh]$")
 SECONDS = {"s": 1, "m": 60, "h": 3600}
+PENDING = 7 * 24 * 3600  # seconds that a try may wait for its node or in a queue, and that no other try then lacks
+MOST_RETRIES = 10  # the pauses between tries double, and the tenth of 30 s is four hours
 
 # How fine-tuning uses the GPUs of one pod where it has several and nothing else is said.
 STRATEGY = "zero2"
@@ -263,7 +265,7 @@ def place(task: dsl.PipelineTask, profile: Profile) -> None:
         num_retries=resources.retries,
         backoff_duration=f"{resources.backoff}s",
         backoff_factor=2.0,
-        backoff_max_duration="600s",
+        backoff_max_duration=f"{_all_tries(resources)}s",
     )
     task.set_caching_options(resources.cache and bool(task._task_spec.enable_caching))  # a graph may have said no
     kubernetes.set_timeout(task, resources.timeout)
@@ -297,6 +299,16 @@ def place(task: dsl.PipelineTask, profile: Profile) -> None:
         kubernetes.add_node_affinity(task, match_expressions=[dict(rule) for rule in nodes["node_affinity"]])
     for toleration in nodes.get("tolerations", ()):
         kubernetes.add_toleration(task, **toleration)
+
+
+def _all_tries(resources: Resources) -> int:
+    """Return the seconds from the start of a task's first try after which Argo begins no other: room for all of them.
+
+    What KFP calls the longest backoff is that limit (Argo's ``backoff.maxDuration``), so it must not end the tries
+    before ``retries`` does. A pod's ``timeout`` begins on its node, the limit before that.
+    """
+    tries = (resources.retries + 1) * (PENDING + resources.timeout)
+    return tries + resources.backoff * (2**resources.retries - 1)  # the pauses double
 
 
 def _stages(content: Mapping[str, Any], where: str) -> dict[str, Resources]:
@@ -336,6 +348,11 @@ def _resources(values: Mapping[str, Any], where: str) -> Resources:
     if missing:
         raise ProfileError(f"{where}: {missing[0]} is not set; give it here or under defaults.")
     counts = {key: _count(values, key, where, least) for key, least in (("cpu", 1), ("retries", 1), ("gpus", 0))}
+    if counts["retries"] > MOST_RETRIES:
+        raise ProfileError(
+            f"{where}: retries is {counts['retries']}, expected at most {MOST_RETRIES}: the pauses between tries"
+            " double."
+        )
     resources = Resources(
         cpu=counts["cpu"],
         memory=_gibibytes(values, "memory", where),

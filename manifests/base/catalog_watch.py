@@ -12,6 +12,7 @@ for.
 import json
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,10 @@ def start(host: str, given: dict[str, Any], namespace: str, account: str) -> str
     experiment = client.create_experiment(EXPERIMENT, namespace=namespace or None).experiment_id
     runs = client.list_runs(experiment_id=experiment, page_size=1, sort_by="created_at desc").runs
     if runs and runs[0].state not in ENDED:
-        return f"The run {runs[0].run_id} is under way: no other is started."
+        return (
+            f"The run {runs[0].run_id} is under way ({runs[0].state}, made {age(runs[0].created_at)} ago): no other is"
+            " started. One that waits in vain holds back all that follow: terminate it in the UI."
+        )
     run = client.run_pipeline(
         experiment,
         PIPELINE,
@@ -84,6 +88,12 @@ def start(host: str, given: dict[str, Any], namespace: str, account: str) -> str
         service_account=account or None,
     )
     return f"Started the run {run.run_id} of {versions[0].display_name}."
+
+
+def age(since: datetime) -> str:
+    """How long ago it was, in whole hours, or days where there are two or more."""
+    hours = int((datetime.now(UTC) - since).total_seconds() // 3600)
+    return f"{hours} h" if hours < 48 else f"{hours // 24} days"
 
 
 def has_many_users(host: str, credentials: ServiceAccountTokenVolumeCredentials) -> bool:

@@ -7,7 +7,8 @@ memory, rights, credentials) is in the TrainingRuntime of manifests/components/s
 `trainjob`.
 
 The job is named from the run, so a task that is tried again finds it and waits on. It goes when it has ended, when the
-task is asked to end, and with the run, whose workflow owns it.
+task is asked to end, and with the run, whose workflow owns it. Where no task waits any longer, its nodes end by
+themselves (sidgraft.lease).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
-from sidgraft import storage
+from sidgraft import lease, storage
 from sidgraft.distributed import flag
 from sidgraft.progress import say
 
@@ -89,23 +90,28 @@ def launch(
         handed = {parameter: _handed_over(path, f"{place}/{parameter}") for parameter, path in inputs.items()}
         arguments = handed | dict(settings) | {"out": result, "checkpoints": checkpoints}
         command = ["torchrun", "-m", "sidgraft.cli", stage, *(flag(key, value) for key, value in arguments.items())]
-        run_job(task, name, stage, command, nodes=nodes, processes=processes)
+        sign = f"{place}/waited-for"
+        with lease.renewed(sign):
+            run_job(task, name, stage, command, sign=sign, nodes=nodes, processes=processes)
     if result != out:
         storage.download(result, out)
     storage.delete(place)
 
 
-def run_job(task: _Task, name: str, stage: str, command: Sequence[str], *, nodes: int, processes: int) -> None:
+def run_job(
+    task: _Task, name: str, stage: str, command: Sequence[str], *, sign: str, nodes: int, processes: int
+) -> None:
     """Create the job, or find the one that an earlier try of this task has created; wait for it; remove it.
 
-    It stays where this process dies without a word or loses the API server, so that the next try waits on.
+    It stays where this process dies without a word or loses the API server, so that the next try waits on. ``sign`` is
+    the place where the nodes see that a task waits.
     """
     from kubernetes import client
 
     jobs = _Jobs(client.CustomObjectsApi(task.api), task.namespace)
     with _ended_when_asked(lambda: jobs.delete(name)):
         jobs.check_runtime()
-        jobs.attach(_job(task, name, command, nodes, processes))
+        jobs.attach(_job(task, name, command, sign, nodes, processes))
         say(f"TrainJob {name} on {nodes} nodes; its pods: kubectl logs -n {task.namespace} -f -l {_pods_of(name)}")
         failure = jobs.wait(name)
         if failure is None:
@@ -122,8 +128,9 @@ def run_job(task: _Task, name: str, stage: str, command: Sequence[str], *, nodes
     )
 
 
-def _job(task: _Task, name: str, command: Sequence[str], nodes: int, processes: int) -> dict[str, Any]:
+def _job(task: _Task, name: str, command: Sequence[str], sign: str, nodes: int, processes: int) -> dict[str, Any]:
     trainer: dict[str, Any] = {"image": task.image, "command": list(command), "numNodes": nodes}
+    trainer["env"] = [{"name": lease.VARIABLE, "value": sign}]
     if processes:
         trainer["numProcPerNode"] = processes
     labels = {"app.kubernetes.io/part-of": "sidgraft", RUN: task.run}
@@ -154,7 +161,7 @@ class _Jobs:
         """Create the job, unless the very same is there; one that is on its way out is waited for first."""
         from kubernetes.client import ApiException
 
-        name = job["metadata"]["name"]
+        name, told = job["metadata"]["name"], False
         while True:
             try:
                 if _asked(lambda: self.api.create_namespaced_custom_object(*self.where, dict(job), **TIMES)) is None:
@@ -165,6 +172,9 @@ class _Jobs:
                     raise ValueError(f"the TrainJob {name} is refused: {_reason(error)}.") from error
             found = self.get(name)
             if found is None or "deletionTimestamp" in found["metadata"]:
+                if found and not told:
+                    told = True
+                    say(f"an earlier TrainJob {name} is on its way out; waiting until its pods are gone")
                 time.sleep(WAITS[0])
                 continue
             if found["metadata"].get("annotations", {}).get(DIGEST) != job["metadata"]["annotations"][DIGEST]:
@@ -232,8 +242,12 @@ class _Jobs:
         return _asked(lambda: self.api.get_namespaced_custom_object(*self.where, name, **TIMES), for_ever=for_ever)
 
     def delete(self, name: str) -> None:
-        """Remove the job with its pods; nothing happens where there is none."""
-        _asked(lambda: self.api.delete_namespaced_custom_object(*self.where, name, **TIMES))
+        """Remove the job with its pods; nothing happens where there is none.
+
+        It is there, on its way out, until its pods are gone: another of its name would meet them.
+        """
+        way = {"propagation_policy": "Foreground", **TIMES}
+        _asked(lambda: self.api.delete_namespaced_custom_object(*self.where, name, **way))
 
 
 def _asked(call: Callable[[], Any], *, for_ever: bool = False) -> Any:
@@ -367,6 +381,7 @@ def _ended_when_asked(clean_up: Callable[[], None]) -> Iterator[None]:
     """Within the body, being asked to end (SIGTERM, Ctrl-C) first runs ``clean_up``.
 
     Whether the run was stopped or this pod has to leave its node is not said; the first must not leave GPUs at work.
+    Often there is no time for it: the pod's container ends with KFP's launcher, which the same signal ends at once.
     """
 
     def leave(*_: object) -> NoReturn:

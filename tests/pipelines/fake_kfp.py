@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
@@ -37,6 +38,7 @@ class Fake:
         self.token, self.multi_user = token, multi_user
         self.experiments, self.pipelines, self.versions, self.runs, self.schedules = {}, {}, {}, {}, {}
         self.states, self.numbers = [], itertools.count()
+        self.created = {}  # run -> when it was made, where that is not now
         self.asked = []
         self.descriptions = []  # of what was uploaded, pipelines and versions
         self.accounts = None  # the service accounts that runs may have; None for any
@@ -62,7 +64,11 @@ class Fake:
                 return 200, {"run_id": f"r{len(self.runs) - 1}"}
             case ("GET", "/runs"):
                 assert query["sort_by"] == ["created_at desc"]
-                found = [{"run_id": f"r{n}", "state": state} for n, state in enumerate(self.states)]
+                now = datetime.now(UTC)
+                found = [
+                    {"run_id": f"r{n}", "state": state, "created_at": self.created.get(f"r{n}", now).isoformat()}
+                    for n, state in enumerate(self.states)
+                ]
                 return 200, {"runs": found[::-1][: int(query["page_size"][0])]}
             case ("GET", "/recurringruns"):
                 found = [

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import socket
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import fake_kfp
@@ -54,10 +55,23 @@ def test_it_starts_the_newest_version_once_until_that_run_has_ended(start):
     assert made.service_account == "sidgraft-runner"
     for state in ("PENDING", "RUNNING", "PAUSED"):
         fake.states[-1] = state
-        assert run() == "The run r0 is under way: no other is started."
+        assert run().startswith(f"The run r0 is under way ({state}, made 0 h ago): no other is started.")
     for number, state in enumerate(("SUCCEEDED", "FAILED", "CANCELED"), 1):
         fake.states[-1] = state
         assert run() == f"Started the run r{number} of new."
+
+
+@pytest.mark.parametrize(("hours", "told"), [(1.9, "1 h"), (47.9, "47 h"), (48.1, "2 days"), (239, "9 days")])
+def test_a_run_that_never_ends_is_told_by_its_age_and_the_way_out(start, hours, told):
+    run, fake = start
+    run()
+    fake.states[-1] = "PENDING"
+    fake.created["r0"] = datetime.now(UTC) - timedelta(hours=hours)
+    assert run() == (
+        f"The run r0 is under way (PENDING, made {told} ago): no other is started. One that waits in vain holds back"
+        " all that follow: terminate it in the UI."
+    )
+    assert list(fake.runs) == ["r0"]
 
 
 def test_the_runs_may_have_the_account_of_kubeflow_pipelines(start, monkeypatch):

@@ -67,6 +67,21 @@ def gibibytes(text):
     return int(re.fullmatch(r"(\d+)Gi", text)[1])
 
 
+def seconds(text):
+    return int(re.fullmatch(r"(\d+)s", text)[1])
+
+
+def every_try(policy, timeout):
+    """Return the seconds that the tries and the pauses between them may last, tried one by one as Argo does.
+
+    Argo tries no more when so much time has gone since the start of the first try (`backoff.maxDuration`).
+    """
+    gone, pause = timeout, seconds(policy["backoffDuration"])
+    for _ in range(int(policy["maxRetryCount"])):
+        gone, pause = gone + pause + timeout, pause * policy["backoffFactor"]
+    return gone
+
+
 def test_every_pipeline_is_committed_for_every_profile_and_nothing_else_is():
     assert {f.name for f in FILES} == {f"{p}.{profile}.yaml" for p in PIPELINES for profile in profile_names()}
 
@@ -161,12 +176,15 @@ def test_policy_of_every_executor(file):
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
 def test_every_task_is_tried_again_with_growing_pauses(file):
     found = tasks(file)
+    kubernetes = {name: beside for name, (_, beside) in executors(file).items()}
     assert len(set(STAGES) & set(found)) >= 5
     for stage, task in found.items():
         policy = task["retryPolicy"]
         assert policy["maxRetryCount"] >= 1, stage
         assert policy["backoffFactor"] == 2.0, stage
         assert policy["backoffDuration"] in ("30s", "60s"), stage
+        timeout = int(kubernetes[stage]["activeDeadlineSeconds"])
+        assert seconds(policy["backoffMaxDuration"]) >= every_try(policy, timeout), stage
         is_cached = not (file.name.startswith("retrain.") and stage_of(stage) in ("prepare", "watch", "publish"))
         assert task["cachingOptions"] == ({"enableCache": True} if is_cached else {}), stage
 
@@ -319,6 +337,7 @@ def test_a_stage_has_nodes_and_a_queue_of_its_own_and_those_without_gpus_have_th
         ('priority: ""', "priority: high", "needs a queue"),
         ("gpus: 1", "gpus: -1", "gpus is -1"),
         ("retries: 2", "retries: 0", "retries is 0, expected a whole number of at least 1"),
+        ("retries: 2", "retries: 11", "retries is 11, expected at most 10: the pauses between tries double"),
         ('queue: ""', "images: {gpu: registry/team/gpu}", "expected a reference with a tag"),
         ('queue: ""', "images: {gpu: 'registry:5000/team/gpu'}", "expected a reference with a tag"),
         ('queue: ""', "images: {gpu: 'registry/team/gpu:latest'}", "not latest"),

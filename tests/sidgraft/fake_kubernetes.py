@@ -50,6 +50,8 @@ class Fake:
         self.rules = rules  # of the Role: [{"apiGroups", "resources", "verbs"}]
         self.jobs, self.pods, self.logs, self.runtimes = {}, {}, {}, {"sidgraft-finetune"}
         self.asked, self.deleted = [], []
+        self.leaving = 0.0  # seconds that the pods of a removed job take to end
+        self.at_work, self.met = set(), []  # jobs that have pods; those that were made while such of their name had
         self.play = lambda job: None
         self.watches_cut = 0  # so many watches break off at once, in the middle of a line
         self.silent = 0  # so many requests are answered 503
@@ -74,6 +76,22 @@ class Fake:
         """What the controller says of a job; one that is gone meanwhile is left so."""
         if name in self.jobs:
             self.put(self.jobs[name] | {"status": value})
+
+    def remove(self, name, foreground):
+        """Remove a job and its pods, which takes a while; in the foreground the job is seen until they are gone."""
+        job = self.jobs[name]
+        if foreground:
+            leaving = job["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+            self.put(job | {"metadata": leaving})
+        else:
+            self.put(job, "DELETED")
+
+        def gone():
+            self.at_work.discard(name)
+            if foreground:
+                self.put(job, "DELETED")
+
+        threading.Timer(self.leaving, gone).start() if self.leaving else gone()
 
     def fail(self, name, message, log):
         """Let the job's first node fail, with what it printed."""
@@ -166,7 +184,7 @@ def serving(fake):
                 return self.refuse(404, f'{resource} "{name}" not found')
             if verb == "delete":
                 fake.deleted.append(name)
-                fake.put(fake.jobs[name], "DELETED")
+                fake.remove(name, foreground=query.get("propagationPolicy") == ["Foreground"])
                 return self.answer(200, {})
             return self.answer(200, held[name])
 
@@ -178,6 +196,9 @@ def serving(fake):
                 checked(job, "TrainerV1alpha1TrainJob")
             except ValueError as error:
                 return self.refuse(400, str(error))
+            if name in fake.at_work:
+                fake.met.append(name)
+            fake.at_work.add(name)
             fake.put(job, "ADDED")
             self.answer(201, fake.jobs[name])
             threading.Thread(target=fake.play, args=(job,), daemon=True).start()

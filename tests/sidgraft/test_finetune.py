@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from sidgraft import adapters, artifacts, training, validation
+from sidgraft import adapters, artifacts, lease, training, validation
 from sidgraft.models import load_base_model
 from sidgraft.stages import finetune as stage
 from sidgraft.stages.baselines import baselines
@@ -53,6 +53,18 @@ def recommend(shop, out, **settings):
     data = (shop["interactions"], shop["catalog"], shop["item_embeddings"])
     baselines(*data, made["baselines"], **({"sasrec_epochs": 1} | settings))
     return made
+
+
+def test_a_node_looks_from_the_start_whether_a_task_waits_for_it(shop, tmp_path, monkeypatch):
+    class Looked(Exception):
+        pass
+
+    def look(stage):
+        raise Looked(stage)
+
+    monkeypatch.setattr(lease, "end_when_old", look)
+    with pytest.raises(Looked, match="finetune"):
+        run(shop, tmp_path / "out")
 
 
 def test_it_learns_a_ring_of_purchases_far_above_popularity(shop, trained, tmp_path):

@@ -50,7 +50,7 @@ def cluster(monkeypatch, tmp_path, store):
                 "PET_NODE_RANK": str(number), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port),
                 "XDG_CACHE_HOME": str(tmp_path / f"node-{number}"), "OMP_NUM_THREADS": "1",
                 "TORCH_EXTENSIONS_DIR": str(Path.home() / ".cache" / "torch_extensions"),  # DeepSpeed compiles on CPUs
-            }  # fmt: skip
+            } | {variable["name"]: variable["value"] for variable in trainer["env"]}  # fmt: skip
             assert trainer["command"][0] == "torchrun"
             command = [sys.executable, "-m", "torch.distributed.run", *trainer["command"][1:]]
             with (tmp_path / f"node-{number}.log").open("w") as log:  # a pipe that nobody reads would stop them

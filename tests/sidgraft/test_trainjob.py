@@ -12,13 +12,14 @@ import kubernetes
 import pytest
 import yaml
 
-from sidgraft import trainjob
+from sidgraft import lease, trainjob
 
 MANIFEST = Path(__file__).parents[2] / "manifests" / "components" / "several-nodes" / "training.yaml"
 RUN = "4d1c5e2a-9a53-4b7e-b7d1-6a1f9a6d6f10"
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "sidgraft-train-x", "uid": "w-1"}
 COMMAND = ["torchrun", "-m", "sidgraft.cli", "finetune", "--strategy=zero2"]
 NAME = "finetune-4d1c5e2a-abc"
+SIGN = "s3://shop/checkpoints/finetune-4d1c5e2a-abc/waited-for"
 
 
 def role():
@@ -44,7 +45,8 @@ def fake(monkeypatch, tmp_path):
 
 
 def run(nodes=2, processes=0, command=COMMAND, name=NAME):
-    trainjob.run_job(trainjob._this_task(nodes), name, "finetune", command, nodes=nodes, processes=processes)
+    task = trainjob._this_task(nodes)
+    trainjob.run_job(task, name, "finetune", command, sign=SIGN, nodes=nodes, processes=processes)
 
 
 def succeed(fake):
@@ -68,7 +70,10 @@ def test_the_job_is_small_and_takes_over_image_queue_run_and_owner(fake):
         "runtimeRef": {
             "apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": "sidgraft-finetune"
         },
-        "trainer": {"image": "reg/sidgraft/gpu:v1", "command": COMMAND, "numNodes": 3, "numProcPerNode": 4},
+        "trainer": {
+            "image": "reg/sidgraft/gpu:v1", "command": COMMAND, "numNodes": 3, "numProcPerNode": 4,
+            "env": [{"name": "SIDGRAFT_LEASE", "value": SIGN}],
+        },
     }  # fmt: skip
     meta = created["metadata"]
     assert meta["ownerReferences"] == [WORKFLOW]
@@ -145,7 +150,7 @@ def test_a_second_try_waits_for_the_job_of_the_first(fake, capsys):
 
     fake.play = play
     first = trainjob._this_task(2)
-    job = trainjob._job(first, NAME, COMMAND, 2, 0)
+    job = trainjob._job(first, NAME, COMMAND, SIGN, 2, 0)
     jobs = trainjob._Jobs(kubernetes.client.CustomObjectsApi(first.api), first.namespace)
     jobs.attach(job)  # and the first try is gone, without a word
     fake.add_pod("task-2", fake.pods["task-1"]["metadata"]["labels"], owner=[WORKFLOW])
@@ -160,7 +165,7 @@ def test_a_second_try_waits_for_the_job_of_the_first(fake, capsys):
 def test_a_job_of_the_same_name_with_other_settings_is_told_and_left_alone(fake, changed):
     task = trainjob._this_task(2)
     trainjob._Jobs(kubernetes.client.CustomObjectsApi(task.api), task.namespace).attach(
-        trainjob._job(task, NAME, COMMAND, 2, 0)
+        trainjob._job(task, NAME, COMMAND, SIGN, 2, 0)
     )
     with pytest.raises(ValueError, match=f"there is a TrainJob {NAME} in team, made with other settings"):
         run(**changed)
@@ -169,13 +174,24 @@ def test_a_job_of_the_same_name_with_other_settings_is_told_and_left_alone(fake,
 
 def test_a_job_that_is_on_its_way_out_is_waited_for(fake):
     task = trainjob._this_task(2)
-    old = trainjob._job(task, NAME, COMMAND, 2, 0)
+    old = trainjob._job(task, NAME, COMMAND, SIGN, 2, 0)
     old["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     fake.put(old)
     succeed(fake)
     threading.Timer(0.3, lambda: fake.put(old, "DELETED")).start()
     run()
     assert "ADDED" in [kind for _, kind, _ in fake.history]
+
+
+def test_a_try_at_once_after_a_failed_job_does_not_meet_its_pods(fake, capsys):
+    fake.leaving = 0.3
+    fake.play = lambda job: fake.fail(NAME, "a node failed", "boom")
+    with pytest.raises(RuntimeError, match="boom"):
+        run()
+    succeed(fake)
+    run()
+    assert (fake.deleted, fake.met) == ([NAME, NAME], [])
+    assert capsys.readouterr().err.count("waiting until its pods are gone") == 1
 
 
 def test_a_job_that_somebody_removes_is_told(fake):
@@ -210,7 +226,7 @@ def test_a_namespace_without_the_runtime_is_told(fake):
 def test_what_trainer_refuses_is_told(fake):
     task = trainjob._this_task(2)
     with pytest.raises(ValueError, match=r"is refused: .*numNodes"):
-        trainjob.run_job(task, NAME, "finetune", COMMAND, nodes="two", processes=0)
+        trainjob.run_job(task, NAME, "finetune", COMMAND, sign=SIGN, nodes="two", processes=0)
 
 
 def test_outside_of_a_cluster_it_is_told_what_to_do(monkeypatch):
@@ -252,11 +268,16 @@ class Store:
     def delete(self, uri):
         shutil.rmtree(self.place(uri))
 
+    def write_text(self, uri, text):
+        self.place(uri).parent.mkdir(parents=True, exist_ok=True)
+        self.place(uri).write_text(text)
+
 
 @pytest.fixture
 def store(monkeypatch, tmp_path):
     store = Store(tmp_path / "store")
     monkeypatch.setattr(trainjob, "storage", store)
+    monkeypatch.setattr(lease, "storage", store)
     return store
 
 
@@ -274,6 +295,8 @@ def test_inputs_go_through_the_store_and_the_result_comes_back(fake, store, tmp_
 
     def play(job):
         assert (store.place(f"{place}/token_rows") / "f").read_text() == "rows"
+        (sign,) = job["spec"]["trainer"]["env"]
+        assert store.place(sign["value"]).read_text()  # before a node looks for it
         store.place(f"{place}/out").mkdir()
         (store.place(f"{place}/out") / "m").write_text("model")
         fake.set_status(job["metadata"]["name"], fake_kubernetes.status("Complete", "done"))

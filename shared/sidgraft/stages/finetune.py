@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sidgraft import adapters, artifacts, checks, corpora, distributed, objectives, trainjob
+from sidgraft import adapters, artifacts, checks, corpora, distributed, lease, objectives, trainjob
 from sidgraft.checkpoints import Checkpoints, remote_place, working_directory
 from sidgraft.devices import device
 from sidgraft.mixtures import FollowEpochs, Mixture
@@ -161,6 +161,7 @@ def finetune(
         spread = {"nodes": nodes, "processes": processes, "checkpoints": checkpoints}
         trainjob.launch("finetune", paths, command, out, digest=digest, **spread)
         return dict(artifacts.load(out, "model/v1").metadata)
+    lease.end_when_old("finetune")  # of a job's nodes alone
     # The checkpoints go when the artifact stands.
     with working_directory(checkpoints, f"finetune-{digest}", out) as work:
         if strategy != "none" and not distributed.is_launched():
