@@ -69,7 +69,7 @@ class Recommender:
             language_model,
             vocabulary,
             NextItem(tokenizer, vocabulary, int(model.arguments["max_length"])),
-            build_trie(codes_NL[kept]),
+            build_trie(codes_NL[kept]).to(language_model.device),  # once, not with every block of users
             vocabulary.item_tokens(codes_NL),
             {item: row for row, item in enumerate(item_ids)},
             [item_ids[row] for row in kept],

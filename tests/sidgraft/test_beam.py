@@ -15,7 +15,7 @@ from sidgraft.attention import use_packed_attention
 from sidgraft.beam import _first_of_best, batches_by_length, beam_search, decode
 from sidgraft.devices import suppressing_out_of_memory
 from sidgraft.models import add_tokens, load_base, put_rows
-from sidgraft.trie import build_trie
+from sidgraft.trie import Trie, build_trie
 
 
 def catalog(seed=0, sizes=(4, 3, 3, 2), items=25):
@@ -323,6 +323,19 @@ def test_it_is_told_at_which_level_the_target_was_lost():
     assert found.kept_UL.tolist() == expected.tolist()
     assert expected.any()
     assert not expected.all()
+
+
+def test_what_grows_with_the_catalog_is_done_once_a_trie_and_not_once_a_batch(monkeypatch):
+    made, inverse = [], Trie.leaf_N.func
+    monkeypatch.setattr(Trie.leaf_N, "func", lambda trie: made.append(len(trie.item_N)) or inverse(trie))
+    model, vocabulary = grafted()
+    use_packed_attention(model)
+    trie = build_trie(catalog())
+    for _ in range(2):
+        settings = {"targets": np.arange(4), "excluded": [np.array([7])] * 4, "batch_tokens": 1}
+        decode(model, trie, vocabulary, prompts_of(vocabulary), beams=3, **settings)
+    assert made == [25]
+    assert trie.leaf_N[trie.item_N].tolist() == list(range(25))
 
 
 @pytest.mark.parametrize("seed", range(5))
