@@ -38,7 +38,14 @@ class Beams:
 
 @torch.no_grad()
 def beam_search(
-    model: Any, trie: Trie, vocabulary: SidVocabulary, prompts: list[np.ndarray], *, beams: int, score: str
+    model: Any,
+    trie: Trie,
+    vocabulary: SidVocabulary,
+    prompts: list[np.ndarray],
+    *,
+    beams: int,
+    score: str,
+    excluded: list[np.ndarray] | None = None,
 ) -> Beams:
     """The best items for each prompt.
 
@@ -46,6 +53,9 @@ def beam_search(
     the item's codes: ``exact`` under the softmax over the whole vocabulary (as transformers' generate),
     ``restricted`` under the softmax over the valid children. Ties go to the smaller SID. G is ``beams``, or the
     number of items where that is smaller.
+
+    ``excluded`` are rows of the SID table that a prompt's search does without, as if the trie lacked them: no beam
+    follows codes that only they have, so that none is lost to them. The scores of the others stay what they are.
     """
     device = model.device
     ids_1U, packing = pack_sequences(prompts)
@@ -56,10 +66,11 @@ def beam_search(
     node_BG = torch.zeros(len(prompts), 1, dtype=torch.long, device=device)
     score_BG = torch.zeros(len(prompts), 1, device=device)
     nodes = []
+    emptied = trie.emptied(excluded) if excluded is not None else [None] * trie.depth
     for depth in range(trie.depth):
         logp_BGK = _level_scores(model, hidden_BGD, vocabulary, depth, score)
         parent_BG, node_BG, score_BG, code_BG = _step(
-            trie, depth, node_BG, score_BG, logp_BGK, beams=beams, renormalise=score == "restricted"
+            trie, depth, node_BG, score_BG, logp_BGK, emptied[depth], beams=beams, renormalise=score == "restricted"
         )
         nodes.append(node_BG.masked_fill(score_BG == float("-inf"), -1))
         if depth + 1 == trie.depth:
@@ -113,11 +124,12 @@ def _step(
     node_BG: torch.Tensor,
     score_BG: torch.Tensor,
     logp_BGK: torch.Tensor,
+    emptied: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
     *,
     beams: int,
     renormalise: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Extend all beams by all their children and keep the best: parent, node, score and code, each [B, G'].
+    """Extend all beams by all their children but those `emptied`, and keep the best: parent, node, score, code [B, G'].
 
     Beams are kept in SID order, so candidates stand in SID order and a stable sort breaks ties by it.
     """
@@ -126,7 +138,12 @@ def _step(
     logp_BGC = logp_BGK.gather(2, code_BGC).masked_fill_(absent_BGC, float("-inf"))
     if renormalise:
         logp_BGC = logp_BGC - logp_BGC.logsumexp(dim=2, keepdim=True)
-    total = (score_BG[..., None] + logp_BGC).flatten(1)
+    total_BGC = score_BG[..., None] + logp_BGC
+    if emptied is not None:
+        search_P, gone_from_P, child_P = emptied
+        place, beam = (node_BG[search_P] == gone_from_P[:, None]).nonzero(as_tuple=True)
+        total_BGC[search_P[place], beam, child_P[place]] = float("-inf")
+    total = total_BGC.flatten(1)
     chosen = _first_of_best(total, min(beams, total.shape[1]))
     parent_BG = chosen // child_BGC.shape[2]
     return (
@@ -169,14 +186,16 @@ def decode(
     batch_tokens: int = 4096,
     autocast: torch.dtype | None = None,
     targets: np.ndarray | None = None,
+    excluded: list[np.ndarray] | None = None,
     what: str = "decode",
 ) -> Decoded:
     """Beam search for many prompts in batches of similar length, at most ``batch_tokens`` prompt tokens each.
 
     ``autocast`` computes in that dtype over weights of another. ``targets`` are rows of the SID table: where
-    given, it is also told at which depth the beams still held them. Batches are smaller where many beams over a wide
-    level ask for it, and are halved when the memory is used up; beams are never fewer than asked for. Raises ValueError
-    where it does not hold a single prompt.
+    given, it is also told at which depth the beams still held them. ``excluded`` are the rows that each prompt's search
+    does without; they change nothing for other prompts. Batches are smaller where many beams over a wide level ask for
+    it, and are halved when the memory is used up; beams are never fewer than asked for. Raises ValueError where it does
+    not hold a single prompt.
     """
     trie = trie.to(model.device)
     width = min(beams, len(trie.item_N))
@@ -191,7 +210,10 @@ def decode(
             group = groups.pop(0)
             found = None
             with suppressing_out_of_memory():  # the error's traceback would keep the tensors of the search
-                found = beam_search(model, trie, vocabulary, [prompts[i] for i in group], beams=beams, score=score)
+                found = beam_search(
+                    model, trie, vocabulary, [prompts[i] for i in group],
+                    beams=beams, score=score, excluded=excluded and [excluded[i] for i in group],
+                )  # fmt: skip
             if found is None:
                 groups = _halved([group, *groups], len(prompts[group[0]]), beams)
                 continue

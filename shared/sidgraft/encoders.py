@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from sidgraft import storage, tables
+from sidgraft.devices import tell_if_emulated
 
 HASHING = "hashing"
 HASHING_WIDTH = 64
@@ -56,6 +57,7 @@ def load(
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    tell_if_emulated(dtype)
     options = {"trust_remote_code": trust_remote_code, "model_kwargs": {"dtype": dtype}}
     source = _locate(name)
     try:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import torch
 
+from sidgraft.devices import BFLOAT16
 from sidgraft.progress import Progress
 
 SCORES_PER_CHUNK = 1 << 21  # bounds the [B, K] scores: 8 MB
 NEAR = 2e-6  # float32 scores closer than this are decided in float64
-BFLOAT16 = torch.cpu._is_avx512_bf16_supported()  # else such products are emulated, and slower than float32
 WORTH_BFLOAT16 = 1 << 14  # entries of the centroids; below that the product costs less than what surrounds it
 MANY = 1024  # centres from which on k-means++ starts in two stages: its cost grows with their square
 AT_ONCE = 8  # most centres that `sampled` draws the candidates of together

@@ -31,7 +31,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from sidgraft import storage
 from sidgraft.artifacts import Artifact
-from sidgraft.devices import device
+from sidgraft.devices import device, tell_if_emulated
 from sidgraft.progress import say
 from sidgraft.sids import SidVocabulary, token_texts
 
@@ -293,6 +293,7 @@ def load_grafted(token_rows: Artifact, dtype: torch.dtype, epoch: int = LAST_EPO
     into the padding rows it has. ``epoch`` is that of `load_rows`. Raises ValueError when the base
     model's weights are not the ones the rows were made for.
     """
+    tell_if_emulated(dtype)
     base = BaseModel.load(token_rows.path)
     model = load_base_model(base.name, revision=base.revision, trust_remote_code=base.trust_remote_code)
     found = weights_digest(model)
@@ -330,6 +331,7 @@ def take_rows(model: Any, vocabulary: SidVocabulary) -> dict[str, torch.Tensor]:
 
 def load_model(model: Artifact, dtype: torch.dtype) -> tuple[Any, Any, SidVocabulary]:
     """The model of a model artifact, its tokenizer and SID vocabulary."""
+    tell_if_emulated(dtype)
     options = {"trust_remote_code": BaseModel.load(model.path).trust_remote_code}
     loaded: Any = AutoModelForCausalLM.from_pretrained(model.path, dtype=dtype, **options)
     tokenizer = AutoTokenizer.from_pretrained(model.path, **options)

@@ -42,6 +42,7 @@ class Recommender:
     tokens_NS: np.ndarray  # of all items the model knows
     row_of: dict[str, int]
     offered: list[str]  # item ids in the order of the trie's items
+    place_N: np.ndarray  # of each row that the model knows, the place in that order; -1 where it is not offered
 
     @staticmethod
     def load(
@@ -59,6 +60,8 @@ class Recommender:
                 f"none of the {len(item_ids)} items that the model knows is offered: give the catalog (or list of"
                 " delisted items) that belongs to this bundle, or train on the new catalog."
             )
+        place_N = np.full(len(item_ids), -1)
+        place_N[kept] = np.arange(len(kept))
         language_model, tokenizer, vocabulary = load_model(model, dtype)
         language_model.eval()
         use_packed_attention(language_model)
@@ -66,10 +69,11 @@ class Recommender:
             language_model,
             vocabulary,
             NextItem(tokenizer, vocabulary, int(model.arguments["max_length"])),
-            build_trie(codes_NL[kept]),
+            build_trie(codes_NL[kept]).to(language_model.device),  # once, not with every block of users
             vocabulary.item_tokens(codes_NL),
             {item: row for row, item in enumerate(item_ids)},
             [item_ids[row] for row in kept],
+            place_N,
         )
 
     def recommend(
@@ -84,26 +88,27 @@ class Recommender:
     ) -> Recommended:
         """The best ``items`` items for each history (oldest item first), found with ``beams`` beams.
 
-        With ``exclude_history`` the search is widened so that enough are left when the history is taken out.
+        With ``exclude_history`` each search does without the items of its own history.
         """
-        rows = [[self.row_of[item] for item in history if item in self.row_of] for history in histories]
-        out = [set(history) if exclude_history else set() for history in histories]
+        rows = [
+            np.array([self.row_of[item] for item in history if item in self.row_of], np.int64) for history in histories
+        ]
+        places = [self.place_N[history] for history in rows]
         found = decode(
             self.model,
             self.trie,
             self.vocabulary,
-            [self.prompts.prompt(self.tokens_NS[np.asarray(history, dtype=np.int64)]) for history in rows],
-            beams=beams + max(map(len, out), default=0),
+            [self.prompts.prompt(self.tokens_NS[history]) for history in rows],
+            beams=beams,
             score=score,
             batch_tokens=batch_tokens,
+            excluded=[some[some >= 0] for some in places] if exclude_history else None,
             what="recommend",
         )
-        chosen = [
-            [(self.offered[i], float(s)) for i, s in zip(*line, strict=True) if i >= 0 and self.offered[i] not in left]
-            for line, left in zip(zip(found.items_UG, found.scores_UG, strict=True), out, strict=True)
-        ]
+        best = zip(found.items_UG[:, :items], found.scores_UG[:, :items], strict=True)
+        chosen = [(row[row >= 0], scores[row >= 0]) for row, scores in best]
         return Recommended(
-            [[item for item, _ in line[:items]] for line in chosen],
-            [[score for _, score in line[:items]] for line in chosen],
+            [[self.offered[place] for place in row] for row, _ in chosen],
+            [scores.tolist() for _, scores in chosen],
             sum(map(len, histories)) - sum(map(len, rows)),
         )

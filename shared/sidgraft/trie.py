@@ -9,6 +9,7 @@ Shapes: N items · M_l nodes at depth l · L + 1 codes an item.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -28,8 +29,17 @@ class Trie:
         """Codes of an item: L + 1."""
         return len(self.codes)
 
+    @cached_property
+    def leaf_N(self) -> torch.Tensor:
+        """The leaf of each row of the SID table: the inverse of ``item_N``, made when it is first asked for."""
+        leaf_N = torch.empty_like(self.item_N)
+        leaf_N[self.item_N] = torch.arange(len(self.item_N), device=self.item_N.device)
+        return leaf_N
+
     def to(self, device: torch.device | str) -> Trie:
-        """The same trie on another device."""
+        """The trie on a device: itself where it is there, with what it has made."""
+        if self.item_N.device == torch.device(device):
+            return self
         return Trie(
             [t.to(device) for t in self.first_child],
             [t.to(device) for t in self.codes],
@@ -39,9 +49,7 @@ class Trie:
 
     def path(self, items: torch.Tensor) -> list[torch.Tensor]:
         """The nodes on the way to items (rows of the SID table): one tensor a depth, from 1 to L + 1."""
-        leaf_of_N = torch.empty_like(self.item_N)
-        leaf_of_N[self.item_N] = torch.arange(len(self.item_N), device=self.item_N.device)
-        nodes = [leaf_of_N[items]]
+        nodes = [self.leaf_N[items]]
         for depth in range(self.depth - 1, 0, -1):
             nodes.insert(0, torch.searchsorted(self.first_child[depth], nodes[0], right=True) - 1)
         return nodes
@@ -55,6 +63,28 @@ class Trie:
         numbers = first[..., None] + torch.arange(self.most_children[depth], device=nodes.device)
         absent = numbers >= end[..., None]
         return numbers.masked_fill_(absent, 0), absent
+
+    def emptied(self, excluded: list[np.ndarray]) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """The nodes under which nothing is left for searches that each do without some items (rows of the SID table).
+
+        Per depth l < L + 1, of each such child of a node at that depth: the number of the search, the node, and which
+        of its children it is, each [P]. They are found from their leaves upwards, at a cost that does not grow with the
+        catalog.
+        """
+        counts_B = torch.tensor([len(items) for items in excluded])
+        search_P = torch.arange(len(excluded)).repeat_interleave(counts_B).to(self.item_N.device)
+        leaf_P = self.leaf_N[torch.from_numpy(np.concatenate(excluded)).to(self.item_N.device)]
+        key_P = torch.unique(search_P * len(self.item_N) + leaf_P)  # in the order of searches, then of nodes
+        levels = []
+        for first, codes in zip(reversed(self.first_child), reversed(self.codes), strict=True):
+            search_P, child_P = key_P // len(codes), key_P % len(codes)
+            node_P = torch.searchsorted(first, child_P, right=True) - 1
+            levels.insert(0, (search_P, node_P, child_P - first[node_P]))
+            nodes = len(first) - 1
+            key_Q, gone_Q = torch.unique_consecutive(search_P * nodes + node_P, return_counts=True)
+            node_Q = key_Q % nodes
+            key_P = key_Q[gone_Q == first[node_Q + 1] - first[node_Q]]
+        return levels
 
 
 def build_trie(codes_NL: np.ndarray) -> Trie:

@@ -15,7 +15,7 @@ from sidgraft.attention import use_packed_attention
 from sidgraft.beam import _first_of_best, batches_by_length, beam_search, decode
 from sidgraft.devices import suppressing_out_of_memory
 from sidgraft.models import add_tokens, load_base, put_rows
-from sidgraft.trie import build_trie
+from sidgraft.trie import Trie, build_trie
 
 
 def catalog(seed=0, sizes=(4, 3, 3, 2), items=25):
@@ -116,6 +116,58 @@ def test_a_batch_of_unequal_histories_gives_what_one_by_one_gives():
     np.testing.assert_allclose(together.scores_UG, alone.scores_UG, atol=1e-4)
 
 
+def exclusions(codes_NL):
+    """Rows that three prompts do without: none; a few, one named twice, and all under one first code; all but two."""
+    under_a_code = np.flatnonzero(codes_NL[:, 0] == codes_NL[0, 0])
+    few = np.concatenate([under_a_code, under_a_code[:1], np.arange(9, 13)])
+    return [np.zeros(0, np.int64), few, np.arange(2, len(codes_NL))]
+
+
+@pytest.mark.parametrize("score", ["exact", "restricted"])
+def test_excluded_items_are_left_out_of_an_exhaustive_search_and_change_no_score(score):
+    model, vocabulary = grafted()
+    codes_NL = catalog()
+    prompts = prompts_of(vocabulary)
+    excluded = [*exclusions(codes_NL), np.arange(len(codes_NL))]
+    expected = [exhaustive(model, vocabulary, codes_NL, prompt, score) for prompt in prompts]
+    use_packed_attention(model)
+    found = beam_search(model, build_trie(codes_NL), vocabulary, prompts, beams=50, score=score, excluded=excluded)
+    for b, (scores, out) in enumerate(zip(expected, excluded, strict=True)):
+        order = [item for item in np.argsort(-scores, kind="stable") if item not in out]
+        assert found.items_BG[b].tolist() == order + [-1] * (len(codes_NL) - len(order))
+        np.testing.assert_allclose(found.scores_BG[b, : len(order)].numpy(), scores[order], atol=1e-4)
+        assert (found.scores_BG[b, len(order) :] == float("-inf")).all()
+
+
+@pytest.mark.parametrize("beams", [1, 3, 8])
+def test_few_beams_go_through_the_catalog_without_the_excluded_items_and_none_is_lost(beams):
+    model, vocabulary = grafted()
+    codes_NL = catalog(seed=1)
+    prompts, excluded = prompts_of(vocabulary)[:3], exclusions(codes_NL)
+    expected = []
+    for prompt, out in zip(prompts, excluded, strict=True):
+        left = np.delete(codes_NL, out, axis=0)
+        expected.append([prefix for prefix, _ in step_by_step(model, vocabulary, left, prompt, beams)])
+        assert len(expected[-1]) == min(beams, len(left))
+    use_packed_attention(model)
+    trie, targets = build_trie(codes_NL), np.array([0, excluded[1][0], 24])
+    found = decode(model, trie, vocabulary, prompts, beams=beams, excluded=excluded, targets=targets)
+    assert [[tuple(codes_NL[i]) for i in row if i >= 0] for row in found.items_UG.tolist()] == expected
+    assert not found.kept_UL[1:].all(axis=1).any()  # what is excluded is no beam
+
+
+def test_what_one_prompt_does_without_changes_nothing_for_another():
+    model, vocabulary = grafted()
+    use_packed_attention(model)
+    trie = build_trie(catalog())
+    prompts, excluded = prompts_of(vocabulary), [np.arange(23), np.array([3]), np.arange(5, 8), np.zeros(0, np.int64)]
+    together = decode(model, trie, vocabulary, prompts, beams=2, excluded=excluded)
+    for user in range(4):
+        alone = decode(model, trie, vocabulary, prompts[user : user + 1], beams=2, excluded=excluded[user : user + 1])
+        assert together.items_UG[user].tolist() == alone.items_UG[0].tolist()
+        np.testing.assert_allclose(together.scores_UG[user], alone.scores_UG[0], atol=1e-4)
+
+
 def fitting(monkeypatch, most):
     """Let only ``most`` prompts at a time fit the memory; returns the sizes of the batches that were tried."""
     tried = []
@@ -135,7 +187,8 @@ def test_a_batch_that_the_memory_does_not_hold_is_halved_with_all_its_beams(monk
     use_packed_attention(model)
     trie = build_trie(catalog())
     prompts = prompts_of(vocabulary, (3, 40, 6, 1, 17, 2, 2, 3, 3))
-    settings = {"beams": 6, "batch_tokens": 80, "targets": np.arange(9)}
+    excluded = [np.arange(n) for n in range(9)]
+    settings = {"beams": 6, "batch_tokens": 80, "targets": np.arange(9), "excluded": excluded}
     whole = decode(model, trie, vocabulary, prompts, **settings)
     tried = fitting(monkeypatch, 2)
     found = decode(model, trie, vocabulary, prompts, **settings)
@@ -270,6 +323,19 @@ def test_it_is_told_at_which_level_the_target_was_lost():
     assert found.kept_UL.tolist() == expected.tolist()
     assert expected.any()
     assert not expected.all()
+
+
+def test_what_grows_with_the_catalog_is_done_once_a_trie_and_not_once_a_batch(monkeypatch):
+    made, inverse = [], Trie.leaf_N.func
+    monkeypatch.setattr(Trie.leaf_N, "func", lambda trie: made.append(len(trie.item_N)) or inverse(trie))
+    model, vocabulary = grafted()
+    use_packed_attention(model)
+    trie = build_trie(catalog())
+    for _ in range(2):
+        settings = {"targets": np.arange(4), "excluded": [np.array([7])] * 4, "batch_tokens": 1}
+        decode(model, trie, vocabulary, prompts_of(vocabulary), beams=3, **settings)
+    assert made == [25]
+    assert trie.leaf_N[trie.item_N].tolist() == list(range(25))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -312,6 +312,8 @@ def test_excluding_the_history_holds_for_the_model_and_the_baselines(shop, train
     rows = pq.read_table(tmp_path / "rec" / "recommendations.parquet").to_pylist()
     assert all(not histories[row["user_id"]] & set(row["item_ids"]) for row in rows)
     assert all(len(row["item_ids"]) == 10 for row in rows)
+    metrics = pq.read_table(tmp_path / "met" / "metrics.parquet").to_pylist()
+    assert {row["k"] for row in metrics if row["metric"] == "level_1"} == {10}  # the search has no more beams for it
 
 
 def test_cut_offs_above_the_beams_are_left_out(shop, trained, tmp_path):

@@ -33,6 +33,7 @@ def place(good, tmp_path_factory):
 
 
 def write_histories(folder, histories=HISTORIES, **options):
+    folder.mkdir(exist_ok=True)
     users = [f"u{number}" for number in range(len(histories))]
     table = pa.table({"item_ids": pa.array(histories, pa.list_(pa.string())), "user_id": users})
     pq.write_table(table, folder / "histories.parquet", **options)
@@ -124,6 +125,17 @@ def test_the_history_is_left_out_on_demand_and_no_place_is_lost(place, tmp_path)
     for row, before, history in zip(rows, everything, HISTORIES, strict=True):
         assert row["item_ids"] == [item for item in before["item_ids"] if item not in history][:20]
         assert len(row["item_ids"]) == 20
+
+
+def test_a_user_with_a_long_history_changes_nothing_for_others(place, tmp_path):
+    """Were their searches wider for it, one beam would find other items."""
+    few = {"exclude_history": True, "beams": 1, "items": 1}
+    short, long = [[f"i{n:02d}"] for n in range(24)], [f"i{n:02d}" for n in range(23)]
+    _, alone = run(place, tmp_path / "alone", short, **few)
+    _, together = run(place, tmp_path / "together", [*short, long], **few)
+    assert [row["item_ids"] for row in together] == [*(row["item_ids"] for row in alone), ["i23"]]
+    _, wide = run(place, tmp_path / "wide", short, **few | {"beams": 24})
+    assert [row["item_ids"] for row in wide] != [row["item_ids"] for row in alone]
 
 
 @pytest.mark.parametrize("settings", [{"users_at_once": 2}, {"batch_tokens": 1}])

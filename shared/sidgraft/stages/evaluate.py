@@ -103,18 +103,15 @@ def evaluate(
     else:
         _check_queries(inputs, exclude_history)
         task = _queries(queries, settings)
-    excluded = [np.unique(h) if exclude_history else h[:0] for h in task.histories]
-    width = beams + max(map(len, excluded))  # so that enough are left when the excluded are taken out
-
-    found = _decoded(inputs["model"], task, codes_array(items), width, settings)
-    recommended = {"model": _leave_out(found.items_UG, found.scores_UG, excluded, beams)}
+    found = _decoded(inputs["model"], task, codes_array(items), settings)
+    recommended = {"model": (found.items_UG, found.scores_UG)}
     table = inputs["baselines"].read_table("recommendations.parquet")
     for name, (items_UG, scores_UG) in recommendations.from_table(table, item_ids).items():
         recommended[name] = (items_UG[:, :beams], scores_UG[:, :beams])
 
     rows = []
     for name, (items_UG, _) in recommended.items():
-        figures = task.figures(items_UG, found.kept_UL if name == "model" else None, cut_offs, width)
+        figures = task.figures(items_UG, found.kept_UL if name == "model" else None, cut_offs, beams)
         rows += [(variant, seed, name, *figure) for figure in figures]
     summary = _summary(rows, cut_offs) | {"users": len(task.ids)}
     summary |= {f"{part}_users": int(is_in_U.sum()) for part, is_in_U in task.member.items()}
@@ -186,10 +183,8 @@ def _queries(queries: Queries, settings: dict[str, Any]) -> _Task:
     return _Task(ids, none, queries.best(chosen), member, prompts, figures)
 
 
-def _decoded(
-    model: artifacts.Artifact, task: _Task, codes_NL: np.ndarray, width: int, settings: dict[str, Any]
-) -> Decoded:
-    """What a search of ``width`` beams finds, prompts as long as those that the model was trained with."""
+def _decoded(model: artifacts.Artifact, task: _Task, codes_NL: np.ndarray, settings: dict[str, Any]) -> Decoded:
+    """What the search finds, prompts as long as those that the model was trained with."""
     language_model, tokenizer, vocabulary = load_model(model, DTYPES[settings["precision"]])
     language_model.eval()
     use_packed_attention(language_model)
@@ -199,10 +194,11 @@ def _decoded(
         build_trie(codes_NL),
         vocabulary,
         task.prompts(tokenizer, vocabulary, max_length, tokens_NS),
-        beams=width,
+        beams=settings["beams"],
         score=settings["score"],
         batch_tokens=settings["batch_tokens"],
         targets=task.target_U,
+        excluded=task.histories if settings["exclude_history"] else None,
         what="evaluate",
     )
 
@@ -256,17 +252,6 @@ def _check_queries(inputs: dict[str, artifacts.Artifact], exclude_history: bool)
             "the model was fine-tuned on other interactions, which may hold the queries to test: give those of one"
             " run of `sidgraft prepare`, or fine-tune on these."
         )
-
-
-def _leave_out(
-    items_UG: np.ndarray, scores_UG: np.ndarray, excluded: list[np.ndarray], beams: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Take excluded items out and move the others up; keep ``beams`` places."""
-    is_out_UG = np.stack([np.isin(row, out) for row, out in zip(items_UG, excluded, strict=True)])
-    order_UG = np.argsort(is_out_UG, axis=1, kind="stable")[:, :beams]
-    is_out_UG = np.take_along_axis(is_out_UG, order_UG, axis=1)
-    items = np.where(is_out_UG, -1, np.take_along_axis(items_UG, order_UG, axis=1))
-    return items, np.where(is_out_UG, -np.inf, np.take_along_axis(scores_UG, order_UG, axis=1))
 
 
 def _summary(rows: list[tuple[Any, ...]], cut_offs: list[int]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sidgraft import adapters, artifacts, checks, corpora, distributed, lease, objectives, trainjob
 from sidgraft.checkpoints import Checkpoints, remote_place, working_directory
-from sidgraft.devices import device
+from sidgraft.devices import device, tell_if_emulated
 from sidgraft.mixtures import FollowEpochs, Mixture
 from sidgraft.models import load_grafted, made_for
 from sidgraft.precisions import DTYPES
@@ -169,6 +169,7 @@ def finetune(
             return dict(artifacts.load(out, "model/v1").metadata)
 
         autocast = DTYPES[precision]
+        tell_if_emulated(autocast)  # not by what loads the weights, which are float32
         trained_mode, why = adapters.possible(mode, autocast, device())
         if why:
             say(why)
