@@ -5,7 +5,10 @@ prepare, embed (hashing encoder), quantize, the assignment to fitted codes, the 
 of memory is counted anew once its inputs are made. Growth is the exponent p of N^p that fits best, in logarithms, the
 sizes whose figures are above noise; the ratio of a stage is its inverse: 1 is linear, less is worse. Beside it stands
 the exponent between the two largest sizes. The trie and the table of 10 million Semantic IDs of 8192 codes a level are
-held to 2 GB. `all.py` draws what it records as growth.svg, and with --stages keeps what is recorded of the others.
+held to 2 GB. "Bytes of memory that a stage adds an item" are by how much its peak is higher, between the two largest
+sizes. `quantize` has fit=sampled, the only fit that streams: the others hold all vectors as float32, 15 GB of 10
+million of width 384. `assign` is what is left of quantize once codes are fitted, at 10 million items. `all.py` draws
+what it records as growth.svg, and with --stages keeps what is recorded of the others.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ FITS = 2_000_000_000  # bytes for the trie and the table of ITEMS
 ITEMS = 10_000_000
 CODES = 8192  # of a level
 WIDTH = 384
+FILE_ITEMS = 500_000  # most vectors that assign has in its file
 
 
 def main() -> None:
@@ -88,6 +92,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             ratio = round(1 / max(exponent(mine, what), SLOWEST), 3)
             ratios[f"linear growth of {stage}, {name}"] = (ratio, GOALS.get(stage, LINEAR))
             slopes[f"exponent of {stage}'s {name} between the two largest sizes"] = round(last_slope(mine, what), 3)
+        slopes[f"bytes of memory that {stage} adds an item"] = round(bytes_an_item(mine), 1)
     if tries := [row for row in rows if row["stage"] == "trie"]:
         of = f"from {tries[-1]['items']:,}" if tries[-1]["items"] != ITEMS else "counted"
         needed = tries[-1]["bytes"] / tries[-1]["items"] * ITEMS
@@ -148,6 +153,12 @@ def last_slope(rows: list[dict[str, Any]], what: str) -> float:
     return slope(above_noise(rows, what)[-2:])
 
 
+def bytes_an_item(rows: list[dict[str, Any]]) -> float:
+    """By how much the peak of memory grows with each item, between the two largest sizes; of one size all of it."""
+    before, last = rows[-2] if len(rows) > 1 else {"items": 0, "megabytes": 0}, rows[-1]
+    return (last["megabytes"] - before["megabytes"]) * 2**20 / (last["items"] - before["items"])
+
+
 def measure(part: Callable[[int, Path], Any], items: int, folder: Path) -> Any:
     """Seconds of a part and the memory that it adds to what its inputs and imports hold, with its own facts.
 
@@ -203,18 +214,44 @@ def quantize_part(items: int, folder: Path) -> Any:
 
 
 def assign_part(items: int, folder: Path) -> Any:
-    """Codes of vectors that come a batch at a time, by a fitted quantizer."""
-    from synthetic import clustered
+    """Codes of vectors in a Parquet file by a fitted quantizer, a batch at a time, and what tells equal ones apart.
 
-    from sidgraft import residual
+    It is the second half of quantize. Of more than FILE_ITEMS items the file of so many is read again and again (from
+    the system's cache, where memory allows): 10 million of float32 would be 15 GB on disk. Its ids are not held.
+    """
+    from sidgraft import artifacts, residual
+    from sidgraft.embeddings import in_item_order
+    from sidgraft.quantizers import deduplicate
+    from sidgraft.vectors import Batches, Vectors
 
-    batch_Bd = clustered(min(items, 50_000), WIDTH)
-    codebooks, _, _ = residual.fit_residual(batch_Bd[:10_000], [64] * 3, fit="sampled")
+    embeddings(min(items, FILE_ITEMS), folder / "embeddings")
+    file = in_item_order(artifacts.load(folder / "embeddings", "item_embeddings/v1"))[2]
+    sample_SD = file.take(np.arange(min(file.items, 16_384)))
+    codebooks, codes_SL, _ = residual.fit_residual(sample_SD, [64] * 3, fit="sampled")
 
-    def run() -> int:
-        return sum(len(residual.encode(batch_Bd, codebooks)) for _ in range(items // len(batch_Bd)))
+    def read() -> Batches:
+        for first in range(0, items, file.items):
+            for rows_B, vectors_BD in file.batches():
+                yield rows_B + first, vectors_BD
 
-    return run, lambda encoded: encoded == items, {}
+    def run() -> tuple[np.ndarray, np.ndarray]:
+        codes_NL, lengths_NL = residual.encode_batches(Vectors(items, file.width, read), codebooks)
+        return deduplicate(codes_NL, items), lengths_NL
+
+    def whole(found: tuple[np.ndarray, np.ndarray]) -> bool:
+        """In every reading the sample has the codes that the fit gave it, and all items are told apart."""
+        codes, lengths_NL = found
+        readings = codes.reshape(-1, file.items, 4)[:, : len(sample_SD), :3]
+        return bool((readings == codes_SL).all()) and len(codes) == len(lengths_NL) == items and distinct(codes)
+
+    return run, whole, {}
+
+
+def distinct(codes: np.ndarray) -> bool:
+    """Whether no two rows of codes [N, L+1] are the same."""
+    numbers_N = np.ravel_multi_index(tuple(codes.T), tuple(codes.max(axis=0) + 1))
+    numbers_N.sort()
+    return bool((numbers_N[1:] != numbers_N[:-1]).all())
 
 
 def trie_part(items: int, folder: Path) -> Any:
@@ -320,16 +357,23 @@ def catalog(items: int, path: Path) -> None:
 
 
 def embeddings(items: int, path: Path) -> None:
+    """As embed writes them."""
     import pyarrow as pa
     from synthetic import clustered
 
     from sidgraft import artifacts
+    from sidgraft.embeddings import FILE
+    from sidgraft.stages.embed import ROWS, _batch, _writer
 
+    vectors_ND = clustered(items, WIDTH)
     ids = pa.array([f"item-{n:08d}" for n in range(items)])
-    values = pa.array(clustered(items, WIDTH).astype(np.float16).ravel())
-    table = pa.table({"item_id": ids, "embedding": pa.FixedSizeListArray.from_arrays(values, WIDTH)})
-    with artifacts.create(path, "item_embeddings/v1", stage="embed", arguments={}) as draft:
-        draft.write_table("embeddings.parquet", table)
+    with (
+        artifacts.create(path, "item_embeddings/v1", stage="embed", arguments={}) as draft,
+        _writer(draft.path / FILE, WIDTH, vectors_ND.dtype) as writer,
+    ):
+        for first in range(0, items, ROWS):
+            at = slice(first, first + ROWS)
+            writer.write_batch(_batch(ids[at], vectors_ND[at], writer.schema))
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:

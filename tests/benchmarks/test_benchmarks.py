@@ -319,6 +319,9 @@ def test_memory_that_grows_faster_than_the_catalog_misses_its_goal(monkeypatch):
     (fits,) = (name for name in found["ratios"] if name.startswith("2 GB"))
     assert fits.endswith("(from 100,000)")
     assert found["ratios"][fits] == [2.0, 1]  # 100 bytes an item, 1 GB for 10 million
+    # 1980 MiB more for 90,000 items more
+    assert found["roof"]["bytes of memory that trie adds an item"] == round(1980 * 2**20 / 90_000, 1)
+    assert found["roof"]["bytes of memory that embed adds an item"] == 0
     with pytest.raises(SystemExit, match="items are missing from what came out of embed of 10,000 items"):
         growth.summary([rows[0] | {"whole": False}, *rows[1:]])
 
@@ -379,6 +382,23 @@ def test_the_parts_of_growth_put_every_item_through(stage, monkeypatch, tmp_path
     growth = load("growth", monkeypatch)
     run, whole, _ = growth.PARTS[stage](400, tmp_path)
     assert whole(run())
+
+
+def test_assign_sees_codes_that_are_wrong_lost_or_not_told_apart(monkeypatch, tmp_path):
+    """The catalog is a file of 400 vectors read three times: every code three times or more."""
+    growth = load("growth", monkeypatch)
+    monkeypatch.setattr(growth, "FILE_ITEMS", 400)
+    run, whole, _ = growth.PARTS["assign"](1200, tmp_path)
+    codes, lengths_NL = run()
+    assert codes.shape == (1200, 4)
+    assert (codes[:400, :3] == codes[400:800, :3]).all()
+    assert whole((codes, lengths_NL))
+    swapped, alike = codes.copy(), codes.copy()
+    swapped[[450, 451]] = swapped[[451, 450]]
+    alike[450] = alike[50]
+    for wrong in (swapped, alike):
+        assert not whole((wrong, lengths_NL))
+    assert not whole((codes[:800], lengths_NL[:800]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
