@@ -4,14 +4,13 @@ SmolLM2-135M, float32 weights under bfloat16 autocast, real histories. Peers, bo
 a prefix of each history, padded (how MiniOneRec and LC-Rec train), and one sequence a user, padded. What counts is
 supervised items a second; a prefix sample supervises one item, a user's sequence all of its items. Ours is the stage's
 step: `pack_step`, and `training_step` of the Trainer that the stage runs; around it, and for the peers, stands one loop
-of clipping and AdamW, without what a Trainer adds between steps. Nearly all histories of The Complete Journey are as
-long as is kept of any; with --data those of another log count, too. The first run makes its inputs in
-build/benchmarks/real.
+of clipping and AdamW, without what a Trainer adds between steps. The process keeps what it frees, as the stage's does
+(`memory.py`): so the peers have that, too. Nearly all histories of The Complete Journey are as long as is kept of any;
+with --data those of another log count, too. The first run makes its inputs in build/benchmarks/real.
 """
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,14 @@ import real
 import torch
 from batches import padded
 from measure import flops_roof, medians, options, report
+from steps import batch, stage_step, trainer, update
 
 from sidgraft.prompts import NextItem, Sample
 from sidgraft.sequences import read_sequences
 from sidgraft.sids import codes_array
-from sidgraft.training import GraftTrainer, arguments, pack_step, supervise
+from sidgraft.training import GraftTrainer, supervise
 
 BATCH = 16
-AT_ONCE = 16384  # tokens_at_once of the stage
 PREFIX, PADDED = "a sample a prefix, padded", "a sequence a user, padded"
 
 
@@ -77,17 +76,14 @@ def compare(data: dict[str, Any], layers: int, users: int, prefixes: int, rounds
     supervised = sum(len(histories[u]) for u in order)
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-5, fused=True) for m in (ours, theirs)]
 
-    with tempfile.TemporaryDirectory() as work:
-        settings = arguments(Path(work), checkpoints=False, batch_size=BATCH, seed=0, max_steps=1, bf16=True)
-        trainer = GraftTrainer(model=ours, args=settings)
-    first: dict[str, Any] = pack_step(whole[:BATCH], tokens_at_once=AT_ONCE)
-    packed = sum(trainer.compute_loss(ours, part).item() for part in first["parts"])  # float32: not prepared yet
+    graft = trainer(GraftTrainer, ours, bf16=True)
+    first = batch(graft, whole[:BATCH])
+    packed = sum(graft.compute_loss(ours, part).item() for part in first["parts"])  # float32: not prepared yet
     difference = abs(packed - padded_loss(theirs, whole[:BATCH]).item())
-    prepared = trainer.accelerator.prepare(ours)  # its forward is under autocast from here on
-    trainer.current_gradient_accumulation_steps = 1  # as train() sets it
+    step_of_ours = stage_step(graft)
 
     def our_step(group: list[Sample]) -> None:
-        trainer.training_step(prepared, pack_step(group, tokens_at_once=AT_ONCE))
+        step_of_ours(batch(graft, group))
 
     def their_step(group: list[Sample]) -> None:
         with torch.autocast("cpu", torch.bfloat16):
@@ -97,9 +93,7 @@ def compare(data: dict[str, Any], layers: int, users: int, prefixes: int, rounds
     def train(model: Any, optimizer: Any, step: Any, samples: list[Sample]) -> None:
         for start in range(0, len(samples), BATCH):
             step(samples[start : start + BATCH])
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            update(model, optimizer)
 
     runs = {
         "sidgraft": lambda: train(ours, optimizers[0], our_step, whole),
@@ -117,7 +111,7 @@ def compare(data: dict[str, Any], layers: int, users: int, prefixes: int, rounds
     layer_weights = sum(p.numel() for p in ours.model.layers.parameters())
     head_weights = ours.get_output_embeddings().weight.numel()
     groups = [whole[i : i + BATCH] for i in range(0, len(whole), BATCH)]
-    mine = [part for group in groups for part in pack_step(group, tokens_at_once=AT_ONCE)["parts"]]
+    mine = [part for group in groups for part in batch(graft, group)["parts"]]
     # a packed row holds once what its sequences begin with alike
     flops = 6 * layer_weights * sum(row["input_ids"].numel() for row in mine)
     flops += 6 * head_weights * sum(len(row["targets"]) for row in mine)

@@ -1,7 +1,8 @@
 """What `gpu_speed.sh` runs: fine-tuning, decoding and grounding of a 0.6B model on one GPU, as JSON lines.
 
 Goals on an H200 (BENCHMARKS): fine-tuning packed at 2048 at 100,000 tokens a second, a search of 50 beams behind a
-prompt of 512 in 3 ms and 30 times as fast as `generate`, grounding 3 times as fast as PEFT.
+prompt of 512 in 3 ms and 30 times as fast as `generate`, grounding 3 times as fast as PEFT. Both trainings are the
+stages' steps (`steps.py`), without what a Trainer adds between them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import torch
 from batches import padded
 from decode import agreement, catalog, peer, product
 from peft import TrainableTokensConfig, get_peft_model
+from steps import batch, stage_step, trainer, update
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from sidgraft.prompts import Sample
 from sidgraft.sids import SidVocabulary
-from sidgraft.training import GroundingModel, pack, supervise
+from sidgraft.training import GraftTrainer, GroundingModel, PartsTrainer, supervise
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -129,36 +131,57 @@ def samples(vocabulary: SidVocabulary, tokens: int, text: int, items: int) -> li
     return made
 
 
-def on_device(batch: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.to(DEVICE) for name, value in batch.items()}
-
-
 def fine_tuning(model: Any, vocabulary: SidVocabulary) -> dict[str, Any]:
-    """Steps of the whole model on packed rows: float32 weights, bfloat16 autocast, fused AdamW."""
-    supervise(model)
+    """The stage's steps of the whole model, in packed rows of at most ROW tokens: float32 weights, bfloat16 autocast.
+
+    Raises SystemExit where the loss is not that of the model as transformers has it, padded: in float32 before any
+    step, and under autocast what the first step gives.
+    """
+    group = samples(vocabulary, ROW * ROWS, 20, 8)
+    few = group[: max(len(group) // ROWS, 1)]
     model.train().requires_grad_(True)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    expected = {"float32": stock_loss(model, few, autocast=False), "autocast": stock_loss(model, few, autocast=True)}
+    supervise(model)
+    graft = trainer(GraftTrainer, model, bf16=True)
+    with torch.no_grad():  # float32: not prepared yet
+        found = {"float32": sum(graft.compute_loss(model, part).item() for part in batch(graft, few, ROW)["parts"])}
+    torch.set_float32_matmul_precision(precision)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
-    batches = [on_device(pack(samples(vocabulary, ROW, 20, 8))) for _ in range(ROWS)]
+    step = stage_step(graft)
+    found["autocast"] = step(batch(graft, few, ROW))
+    optimizer.zero_grad()
+    differences = {how: abs(found[how] - expected[how]) for how in expected}
+    same = differences["float32"] <= 1e-4 and differences["autocast"] <= LOSS * expected["autocast"]
+    stop_unless(same, "fine_tuning", {"found": found, "expected": expected})
+    given = batch(graft, group, ROW)  # beside a GPU a worker of the loader packs them
 
-    def step() -> None:
-        for batch in batches:
-            batch = dict(batch)
-            model.get_output_embeddings().targets = batch.pop("targets")
-            with torch.autocast(DEVICE, torch.bfloat16):
-                loss = model(**batch_arguments(batch), use_cache=False).logits
-            (loss / len(batches)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def run() -> None:
+        step(given)
+        update(model, optimizer)
 
-    return {"tokens_per_second": round(ROW * ROWS / seconds(step, ROUNDS)), "goal": 100_000}
+    tokens = sum(map(len, group))
+    return {
+        "tokens_per_second": round(tokens / seconds(run, ROUNDS)),
+        "goal": 100_000,
+        "first_loss_difference": round(differences["autocast"], 4),
+        "first_loss_difference_float32": round(differences["float32"], 7),
+    }
 
 
-def batch_arguments(batch: dict[str, Any]) -> dict[str, Any]:
-    return {("logits_to_keep" if name == "supervised" else name): value for name, value in batch.items()}
+def stock_loss(model: Any, group: list[Sample], *, autocast: bool) -> float:
+    """The model's own loss on the padded batch, with or without bfloat16 autocast."""
+    with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+        return model(**on_device(padded(group)), use_cache=False).loss.item()
+
+
+def on_device(tensors: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.to(DEVICE) for name, value in tensors.items()}
 
 
 def grounding(model: Any, vocabulary: SidVocabulary) -> dict[str, Any]:
-    """A step of the new rows against PEFT's trainable_token_indices on padded batches, both in bfloat16.
+    """The stage's step of the new rows against PEFT's trainable_token_indices on padded batches, both in bfloat16.
 
     Raises SystemExit where the losses of the first step differ by more than bfloat16 rounds.
     """
@@ -168,23 +191,35 @@ def grounding(model: Any, vocabulary: SidVocabulary) -> dict[str, Any]:
     config = TrainableTokensConfig(token_indices=list(range(first, end)), target_modules=["embed_tokens"])
     theirs = get_peft_model(copy.deepcopy(model).to(torch.bfloat16), config)
     group = samples(vocabulary, ROW, 60, 1)
-    batches = {"mine": on_device(pack(group)), "theirs": on_device(padded(group))}
-    models = {"mine": mine, "theirs": theirs}
-    optimizers = {n: torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], 1e-3) for n, m in models.items()}
+    parts = trainer(PartsTrainer, mine)
+    step, ours, its = stage_step(parts), batch(parts, group), on_device(padded(group))
 
-    def step(name: str) -> float:
-        loss = models[name](**batches[name])["loss"]
+    def their_step() -> float:
+        loss = theirs(**its)["loss"]
         loss.backward()
-        optimizers[name].step()
-        optimizers[name].zero_grad()
         return loss.item()
 
-    losses = {name: step(name) for name in models}
+    models: dict[str, tuple[Any, Callable[[], float]]] = {
+        "mine": (mine, lambda: step(ours)),
+        "theirs": (theirs, their_step),
+    }
+    optimizers = {
+        name: torch.optim.AdamW([p for p in one.parameters() if p.requires_grad], 1e-3, fused=True)
+        for name, (one, _) in models.items()
+    }
+
+    def run(name: str) -> float:
+        one, its_step = models[name]
+        loss = its_step()
+        update(one, optimizers[name])
+        return loss
+
+    losses = {name: run(name) for name in models}
     difference = abs(losses["mine"] - losses["theirs"])
     stop_unless(difference <= LOSS * abs(losses["theirs"]), "grounding", losses)
-    times = {name: seconds(lambda name=name: step(name), ROUNDS) for name in models}
+    times = {name: seconds(lambda name=name: run(name), ROUNDS) for name in models}
     return {
-        "tokens_per_second": round(ROW / times["mine"]),
+        "tokens_per_second": round(sum(map(len, group)) / times["mine"]),
         "ratio": round(times["theirs"] / times["mine"], 2),
         "goal_ratio": 3,
         "first_loss_difference": round(difference, 4),

@@ -2,8 +2,8 @@
 # Fine-tuning, decoding and grounding on one GPU, in one call: benchmarks/gpu_speed.sh [RESULTS.jsonl]
 #
 # From a checkout, offline, in under 4 minutes on an H200 by its sizes; nothing is downloaded, the models have random
-# weights. Needs torch, transformers (5.20 or newer), peft, numpy, pyarrow, safetensors and tqdm, and neither faiss nor
-# deepspeed. For a machine whose transformers is older, put a wheel into build/wheels first
+# weights. Needs torch, transformers (5.20 or newer), peft with accelerate, numpy, pyarrow, safetensors and tqdm, and
+# neither faiss nor deepspeed. For a machine whose transformers is older, put a wheel into build/wheels first
 # (pip download --no-deps --dest build/wheels transformers) and take that folder along.
 #
 # Each result is a JSON line with the card's name, on the console and in the file (gpu_speed.jsonl). Without a GPU the same

