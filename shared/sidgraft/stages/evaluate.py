@@ -13,6 +13,7 @@ from sidgraft import artifacts, checks, id_quality, metrics, recommendations
 from sidgraft.attention import use_packed_attention
 from sidgraft.beam import SCORES, Decoded, decode
 from sidgraft.histories import training_counts
+from sidgraft.memory import keep_freed_memory
 from sidgraft.models import load_model
 from sidgraft.precisions import DTYPES
 from sidgraft.progress import say
@@ -188,6 +189,7 @@ def _decoded(model: artifacts.Artifact, task: _Task, codes_NL: np.ndarray, setti
     language_model, tokenizer, vocabulary = load_model(model, DTYPES[settings["precision"]])
     language_model.eval()
     use_packed_attention(language_model)
+    keep_freed_memory()
     max_length, tokens_NS = int(model.arguments["max_length"]), vocabulary.item_tokens(codes_NL)
     return decode(
         language_model,
