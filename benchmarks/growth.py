@@ -249,8 +249,7 @@ def assign_part(items: int, folder: Path) -> Any:
 
 def distinct(codes: np.ndarray) -> bool:
     """Whether no two rows of codes [N, L+1] are the same."""
-    numbers_N = np.ravel_multi_index(tuple(codes.T), tuple(codes.max(axis=0) + 1))
-    numbers_N.sort()
+    numbers_N = np.sort(np.ravel_multi_index(tuple(codes.T), tuple(codes.max(axis=0) + 1)))
     return bool((numbers_N[1:] != numbers_N[:-1]).all())
 
 

@@ -30,7 +30,8 @@ def trainer(kind: type[PartsTrainer], model: Any, *, bf16: bool = False) -> Part
 
 def batch(of: PartsTrainer, group: list[Sample], at_once: int = AT_ONCE) -> dict[str, Any]:
     """A step's samples as the Trainer's loader hands them over: packed in parts, on its device."""
-    return send_to_device(pack_step(group, tokens_at_once=at_once), of.args.device)
+    moved: Any = send_to_device(pack_step(group, tokens_at_once=at_once), of.args.device)
+    return moved
 
 
 def stage_step(of: PartsTrainer) -> Callable[[dict[str, Any]], float]:
