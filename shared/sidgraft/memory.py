@@ -12,9 +12,10 @@ def keep_freed_memory() -> None:
     """Let this process reuse freed memory instead of returning it to the system; without effect outside glibc.
 
     glibc maps every large tensor anew and unmaps it when it is freed, so that each step of a training and each search
-    touches some hundred thousand fresh pages, which the system fills with zeros first. Measured once, in processor time
-    on one core (16 histories, 20 beams, eight layers of a model of 135M parameters, bfloat16): a search takes 1.63 s
-    instead of 1.94 s.
+    touches some hundred thousand fresh pages, which the system fills with zeros first. Measured once each, in processor
+    time on one core, of a model of 135M parameters: a search (16 histories, 20 beams, eight layers, bfloat16) takes
+    1.63 s instead of 1.94 s; a step of fine-tuning (16 histories, four layers) 3.4 s instead of 4.2 s, at a peak of
+    memory of 2.7 GB instead of 2.5.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
