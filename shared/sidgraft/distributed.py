@@ -44,11 +44,14 @@ def check(strategy: str, processes: int) -> None:
     """Raise ValueError where the processes at hand cannot train by this strategy."""
     if strategy.startswith("zero"):
         try:
-            import deepspeed  # noqa: F401
+            import deepspeed
         except ImportError as error:
             raise ValueError(
                 f"strategy={strategy} needs DeepSpeed: run `pip install 'sidgraft[deepspeed]'`, or use strategy=ddp."
             ) from error
+        if is_launched() and not torch.cuda.is_available():
+            # It would compile sums in shared memory first, which takes a compiler that images do not have.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if strategy == "none" and max(world(), processes) > 1:
         raise ValueError(
             f"strategy is none, but {max(world(), processes)} processes were asked for: give strategy=ddp, zero1,"

@@ -266,3 +266,21 @@ def test_only_torchrun_makes_a_process_one_of_many(monkeypatch):
     assert (distributed.rank(), distributed.world(), distributed.is_launched()) == (0, 1, False)
     monkeypatch.setattr(os, "environ", {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "8"})
     assert (distributed.rank(), distributed.world(), distributed.is_launched()) == (3, 8, True)
+
+
+@pytest.mark.slow
+def test_deepspeed_compiles_nothing_on_a_cpu(tmp_path):
+    """The images have no compiler. In a process of its own: DeepSpeed looks once at what it could compile."""
+    pytest.importorskip("deepspeed")
+    code = (
+        "from sidgraft import distributed\n"
+        "distributed.join()\n"
+        "distributed.check('zero2', 2)\n"
+        "from deepspeed.comm.torch import build_shm_op\n"
+        "print('built', build_shm_op())\n"
+    )
+    launched = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": "0", "PATH": os.defpath}
+    environment = os.environ | launched | {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "built None" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
