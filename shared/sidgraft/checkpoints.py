@@ -30,7 +30,7 @@ RUNNING = "running.txt"  # in the run's folder in the store: written first, so t
 # In it, of a checkpoint that is uploaded: the folder beside it; those of the other machines' parts; names and sizes.
 BESIDE, PARTS, FILES = "beside", "parts", "files"
 RUN = "run"  # in it: the arguments and inputs that the checkpoint's run was started with
-RUN_FOLDER = re.compile(r"([a-z]+)-[0-9a-f]{16}")  # its name: the stage and `artifacts.run_digest`
+RUN_FOLDER = re.compile(r"(ground|finetune)-[0-9a-f]{16}")  # its name: the stage and `artifacts.run_digest`
 PASSING = (".partial", ".old")  # endings of what is being written or replaced
 
 

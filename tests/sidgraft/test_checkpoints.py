@@ -190,6 +190,9 @@ def test_the_folder_of_one_run_is_refused_as_the_place_of_all(shop, tmp_path, le
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints"}
     with pytest.raises(ValueError, match=r"expected the folder above it \(s3://bucket/all\)"):
         run(shop, tmp_path / "new", checkpoints=f"s3://bucket/all/{mine.name}")
+    of_a_pipelines_run = tmp_path / f"run-{mine.name.partition('-')[2]}"  # the name that a local run gives its place
+    with checkpoints.working_directory(str(of_a_pipelines_run), mine.name, str(tmp_path / "new")) as place:
+        assert place == of_a_pipelines_run / mine.name
 
 
 def test_a_checkpoint_cut_short_is_removed_and_the_older_one_taken(tmp_path):
