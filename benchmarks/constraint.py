@@ -107,7 +107,7 @@ def step_runs(trie: Trie, codes_NL: np.ndarray) -> tuple[Any, bool, bool]:
     logp_BGK = (logits[:, :width] - logits.logsumexp(1, keepdim=True))[None]
 
     def ours() -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        found = _step(trie, DEPTH, nodes[None], score_BG, logp_BGK, beams=beams, renormalise=False)
+        found = _step(trie, DEPTH, nodes[None], score_BG, logp_BGK, None, beams=beams, renormalise=False)
         scores, order = found[2].sort(descending=True)
         return scores, (order, *found)
 
