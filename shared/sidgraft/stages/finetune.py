@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from sidgraft.progress import say
 from sidgraft.prompts import NextItem, QueryItem, Sample
 from sidgraft.queries import Queries, read_queries
 from sidgraft.sequences import Sequences, check_same_items, read_sequences
-from sidgraft.sids import codes_array
+from sidgraft.sids import SidVocabulary, codes_array
 from sidgraft.training import (
     GraftTrainer,
     ShowProgress,
@@ -179,21 +180,8 @@ def finetune(
                 model, trained_mode, rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, dtype=autocast, seed=seed
             )
         supervise(model)
-        tokens_NS = vocabulary.item_tokens(data.codes_NL)
-        ks = [k for k in (5, 10) if k <= validation_beams]
-        if data.queries is None:
-            task = _histories(data, NextItem(tokenizer, vocabulary, max_length), tokens_NS, ks)
-        else:
-            task = _queries(data, data.queries, QueryItem(tokenizer, vocabulary, max_length), tokens_NS, ks)
-        about = (tokenizer, data.described, data.histories, tokens_NS)
-        mixture = Mixture(
-            task.samples,
-            {name: (corpora.corpus(name, *about, max_length=max_length), w) for name, w in weights.items()},
-            grounding=() if grounding == "none" else corpora.corpus(grounding, *about, max_length=max_length),
-            grounding_epochs=0 if grounding == "none" else grounding_epochs,
-            seed=seed,
-        )
-        mixture.set_epoch(mixture.grounding_epochs)
+        task = _task(data, tokenizer, vocabulary, max_length, validation_beams)
+        mixture = _mixture(data, task.samples, weights, tokenizer, vocabulary, settings)
         tokens = sum(len(sample) for sample in mixture)
         say(
             f"fine-tuning on {len(data.histories)} {'users' if data.queries is None else 'queries'}, {len(mixture)}"
@@ -325,24 +313,52 @@ class _Task:
     measure: Measure
 
 
-def _histories(data: _Data, next_item: NextItem, tokens_NS: np.ndarray, ks: list[int]) -> _Task:
-    """The next item of a history."""
-    return _Task(
-        [next_item.sample(tokens_NS[rows]) for rows in data.histories],
-        [next_item.prompt(tokens_NS[data.sequences.history(user, "valid")]) for user in data.users],
-        recall_of([data.sequences.target(user, "valid") for user in data.users], ks),
-    )
-
-
-def _queries(data: _Data, queries: Queries, fitting: QueryItem, tokens_NS: np.ndarray, ks: list[int]) -> _Task:
-    """An item that fits a query."""
-    texts = fitting.texts(queries.prompts)
-    pairs = zip(*queries.training_pairs(), strict=True)
+def _task(data: _Data, tokenizer: Any, vocabulary: SidVocabulary, max_length: int, validation_beams: int) -> _Task:
+    """The next item of a history; an item that fits, where the data are queries."""
+    tokens_NS = vocabulary.item_tokens(data.codes_NL)
+    ks = [k for k in (5, 10) if k <= validation_beams]
+    if data.queries is None:
+        next_item = NextItem(tokenizer, vocabulary, max_length)
+        return _Task(
+            [next_item.sample(tokens_NS[rows]) for rows in data.histories],
+            [next_item.prompt(tokens_NS[data.sequences.history(user, "valid")]) for user in data.users],
+            recall_of([data.sequences.target(user, "valid") for user in data.users], ks),
+        )
+    fitting = QueryItem(tokenizer, vocabulary, max_length)
+    texts = fitting.texts(data.queries.prompts)
+    pairs = zip(*data.queries.training_pairs(), strict=True)
     return _Task(
         [fitting.sample(texts[query], tokens_NS[item]) for query, item in pairs],
         [fitting.prompt(texts[query]) for query in data.users],
-        ndcg_of(queries, data.users, ks),
+        ndcg_of(data.queries, data.users, ks),
     )
+
+
+def _mixture(
+    data: _Data,
+    samples: list[Sample],
+    weights: dict[str, float],
+    tokenizer: Any,
+    vocabulary: SidVocabulary,
+    settings: dict[str, Any],
+) -> Mixture:
+    """What an epoch trains on, its first one after those of grounding chosen."""
+
+    def corpus(name: str) -> Sequence[Sample]:
+        tokens_NS = vocabulary.item_tokens(data.codes_NL)
+        histories, longest = data.histories, settings["max_length"]
+        return corpora.corpus(name, tokenizer, data.described, histories, tokens_NS, max_length=longest)
+
+    grounds = settings["grounding"] != "none"
+    mixture = Mixture(
+        samples,
+        {name: (corpus(name), weight) for name, weight in weights.items()},
+        grounding=corpus(settings["grounding"]) if grounds else (),
+        grounding_epochs=settings["grounding_epochs"] if grounds else 0,
+        seed=settings["seed"],
+    )
+    mixture.set_epoch(mixture.grounding_epochs)
+    return mixture
 
 
 def _figures(state: Any, grounding_epochs: int) -> dict[str, Any]:
