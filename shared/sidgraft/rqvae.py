@@ -26,6 +26,7 @@ from sidgraft.residual import START_ROUNDS, units
 
 SAMPLE = 50_000  # most encodings that codebooks start from and that the curves are measured on
 HELD_OUT, MOST_HELD_OUT = 20, 10_000  # one in 20 items judges when to stop
+WARM_UP_STEPS, WARM_UP_RATE = 200, 1e-3  # of encoder and decoder, before there are codes
 STEPS_BETWEEN_MEASUREMENTS = 100
 ROWS_PER_CHUNK = 4096
 
@@ -185,15 +186,17 @@ def fit(
 ) -> tuple[RqVae, dict[str, Any]]:
     """Train by Adam until the held-out error stops falling; return the network of the least error, and the record.
 
-    Every 100 steps, or every epoch where that is longer, the error of one in 20 items, held out, is measured, and
-    codes that no training item has are moved to what is left of a random one. Training stops after ``patience``
-    measurements in a row without an error below (1 - ``tolerance``) times the last one that counted, or after
-    ``epochs``. The record holds the curves ("log"), the step that was kept and why training stopped. The same seed,
-    machine and number of threads give the same network.
+    First encoder and decoder learn for 200 steps to give back what goes in, without codes: codes that start from an
+    untrained encoder are soon given up but for a few (docs/decisions/0038). Then, every 100 steps, or every epoch where
+    that is longer, the error of one in 20 items, held out, is measured, and codes that no training item has are moved
+    to what is left of a random one. Training stops after ``patience`` measurements in a row without an error below
+    (1 - ``tolerance``) times the last one that counted, or after ``epochs``. The record holds the curves ("log"), the
+    step that was kept and why training stopped. The same seed, machine and number of threads give the same network.
 
     Network and batches compute on ``device``; the vectors stay where they are, and the network that is returned is on
     the CPU, where its codes are exact. Raises ValueError where a level has fewer distinct vectors than codes, when the
-    loss or the held-out error is no number, and when every measurement found more error than there was before training.
+    loss or the held-out error is no number, and when every measurement found more error than the vectors of random
+    other items would leave.
     """
     with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
         torch.manual_seed(seed)
@@ -201,12 +204,14 @@ def fit(
         _fit_scale(network, vectors_Nd)
         training_Nd, held_out_Md = _split(network.standardised(vectors_Nd))
         sample_Sd = training_Nd[torch.randperm(len(training_Nd))[:SAMPLE]]
-        start_codebooks(network, network.standardised(vectors_Nd) if len(vectors_Nd) <= SAMPLE else sample_Sd, seed)
+        _warm_up(network.to(device), training_Nd, batch_size)
+        start_from = network.standardised(vectors_Nd) if len(vectors_Nd) <= SAMPLE else sample_Sd
+        start_codebooks(network.cpu(), start_from, seed)
         network.to(device)
         optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
         batches = math.ceil(len(training_Nd) / batch_size)
         log: list[dict[str, Any]] = []
-        at_start = held_out_error(network, held_out_Md)
+        of_the_mean = held_out_Md.square().sum(1).mean().item() * network.scale.item() ** 2
         best, best_state, best_step, advice = math.inf, {}, 0, f"lower learning_rate={learning_rate}"
         counted, waited, step, stopped = math.inf, 0, 0, f"epochs={epochs} reached"
         with Progress("rq-vae", epochs * batches, "steps") as progress:
@@ -232,7 +237,7 @@ def fit(
                 log.append(_record(step, epoch, losses, loss, error, codes_SL, sizes))
                 if error < best:
                     best, best_step, best_state = error, step, copy.deepcopy(network.state_dict())
-                    if best <= at_start:  # the same seed goes the same way again: a later failure does not lose it
+                    if best < of_the_mean:  # the same seed goes the same way again: a later failure does not lose it
                         advice = (
                             f"lower learning_rate={learning_rate}, or keep the network of step {step} (held-out error"
                             f" {error:.4g}) with epochs={epoch}"
@@ -242,14 +247,20 @@ def fit(
                     stopped = f"{patience} measurements without an improvement by {tolerance:g}"
                     break
                 log[-1]["revived"] = revive(network, optimizer, codes_SL, rests)
-        if best > at_start:
+        if best > 2 * of_the_mean:  # what the vector of a random other item leaves, on average
             raise ValueError(
-                f"the RQ-VAE's held-out error is {at_start:.4g} before training and never less than {best:.4g} after"
-                f" (step {best_step} of {step}): lower learning_rate={learning_rate}, or give more epochs."
+                f"the RQ-VAE's held-out error is never less than {best:.4g} (step {best_step} of {step}), and random"
+                f" other items leave {2 * of_the_mean:.4g}: lower learning_rate={learning_rate}, or give more epochs."
             )
         network.load_state_dict(best_state)
-    say(f"rq-vae: kept step {best_step} of {step} ({stopped}), held-out error {best:.4f}")
-    return network.cpu().eval(), {"log": log, "best_step": best_step, "held_out_error": best, "stopped": stopped}
+    kept = next(entry for entry in log if entry["step"] == best_step)
+    say(
+        f"rq-vae: kept step {best_step} of {step} ({stopped}), held-out error {best:.4f} (the mean vector leaves"
+        f" {of_the_mean:.4f}), perplexity {', '.join(f'{level:.0f}' for level in kept['perplexity'])} of"
+        f" {', '.join(map(str, sizes))} codes"
+    )
+    record = {"best_step": best_step, "held_out_error": best, "error_of_the_mean": of_the_mean, "stopped": stopped}
+    return network.cpu().eval(), {"log": log} | record
 
 
 def _fit_scale(network: RqVae, vectors_Nd: np.ndarray) -> None:
@@ -264,6 +275,21 @@ def _split(inputs_Nd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     held_out = min(len(inputs_Nd) // HELD_OUT, MOST_HELD_OUT)
     order_N = torch.randperm(len(inputs_Nd))
     return (inputs_Nd[order_N[held_out:]], inputs_Nd[order_N[:held_out]]) if held_out else (inputs_Nd, inputs_Nd)
+
+
+def _warm_up(network: RqVae, training_Nd: torch.Tensor, batch_size: int) -> None:
+    """Train encoder and decoder as an autoencoder, with no codes between them."""
+    network.train()
+    optimizer = torch.optim.Adam([*network.encoder.parameters(), *network.decoder.parameters()], lr=WARM_UP_RATE)
+    with Progress("rq-vae without codes", WARM_UP_STEPS, "steps") as progress:
+        for _ in range(WARM_UP_STEPS):
+            rows_B = torch.randint(len(training_Nd), (min(batch_size, len(training_Nd)),))
+            inputs_Bd = training_Nd[rows_B].to(network.scale.device)
+            loss = (network.decoder(network.encoder(inputs_Bd)) - inputs_Bd).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            progress.update(reconstruction=loss.item())
 
 
 def start_codebooks(network: RqVae, inputs_Sd: torch.Tensor, seed: int) -> None:

@@ -193,6 +193,18 @@ def test_codebooks_start_from_k_means_on_the_encodings():
         rest = rest - book.detach()[codes]
 
 
+def test_codes_stay_in_use_when_training_begins():
+    """From an untrained encoder, with the default's dropout, under five of 32 codes would be left after 100 steps."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((3000, 96)) * np.arange(1, 97) ** -0.5).astype(np.float32)
+    settings = {"code_dim": 16, "hidden": [128, 64, 32], "batch_size": 512}
+    _, record = rqvae.fit(x, [32, 32], epochs=34, **settings)
+    at_100 = record["log"][0]
+    assert at_100["step"] < 110
+    assert min(at_100["perplexity"]) > 16
+    assert at_100["held_out_error"] < record["error_of_the_mean"]
+
+
 def test_dead_codes_are_moved_to_points_and_used_from_then_on():
     net, x = network((6, 6)), torch.from_numpy(vectors(200))
     net.codebooks[0].data[[1, 4]] = 1e3
@@ -261,13 +273,8 @@ def test_too_few_vectors_are_refused():
             r"the loss of the RQ-VAE became (nan|inf) at step 2 \(epoch 1, batch 2 of 4\): lower learning_rate=1e",
         ),
         (1e30, 30, 64, r"the loss of the RQ-VAE became (nan|inf) at step 2 \(epoch 2, batch 1 of 1\): lower"),
-        # a number still, but the untrained network is better
-        (
-            10.0,
-            3,
-            64,
-            r"error is [0-3]\.\d+ before training and never less than \S+ after \(step 3 of 3\): lower learning_r",
-        ),
+        # a number still, but any other item would do better
+        (10.0, 3, 64, r"error is never less than \S+ \(step 3 of 3\), and random other items leave 1\.\d+: lower lear"),
     ],
 )
 def test_a_network_that_diverges_is_refused(learning_rate, epochs, batch_size, match):
