@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -89,22 +90,36 @@ class Trie:
 
 def build_trie(codes_NL: np.ndarray) -> Trie:
     """Build the trie of the codes [N, L+1] of N items. Raises ValueError when two items have the same codes."""
-    order = np.lexsort(codes_NL.T[::-1])
-    sorted_NL = codes_NL[order]
-    differs = sorted_NL[1:] != sorted_NL[:-1]
-    if len(sorted_NL) > 1 and not differs.any(axis=1).all():
-        twins = order[np.flatnonzero(~differs.any(axis=1))[0] :][:2]
-        raise ValueError(
-            f"items {twins[0]} and {twins[1]} have the same Semantic ID: run `sidgraft quantize`, whose IDs are unique."
-        )
+    order_N = torch.sort(torch.from_numpy(_keys(codes_NL)), stable=True).indices.numpy()
     # starts[l]: rows of the sorted table at which a new prefix of l codes begins
-    new_prefix = np.logical_or.accumulate(differs, axis=1)
-    starts = [np.zeros(1, dtype=np.int64)]
-    starts += [np.flatnonzero(np.r_[True, new_prefix[:, level]]) for level in range(codes_NL.shape[1])]
-    first_child, codes, most = [], [], []
-    for level in range(codes_NL.shape[1]):
-        first = np.r_[np.searchsorted(starts[level + 1], starts[level]), len(starts[level + 1])]
-        first_child.append(torch.from_numpy(first))
-        codes.append(torch.from_numpy(np.ascontiguousarray(sorted_NL[starts[level + 1], level])))
-        most.append(int(np.diff(first).max()))
-    return Trie(first_child, codes, most, torch.from_numpy(order))
+    new_N = np.arange(len(order_N)) == 0
+    starts, codes = [np.flatnonzero(new_N)], []
+    for column_N in codes_NL.T:
+        sorted_N = column_N[order_N]
+        new_N[1:] |= sorted_N[1:] != sorted_N[:-1]
+        starts.append(np.flatnonzero(new_N))
+        codes.append(torch.from_numpy(sorted_N[starts[-1]]))
+    if not new_N.all():
+        second = np.flatnonzero(~new_N)[0]
+        raise ValueError(
+            f"items {order_N[second - 1]} and {order_N[second]} have the same Semantic ID: run `sidgraft quantize`,"
+            " whose IDs are unique."
+        )
+    first_child = [
+        torch.from_numpy(np.r_[np.searchsorted(below, above), len(below)]) for above, below in pairwise(starts)
+    ]
+    most_children = [int(first.diff().max()) for first in first_child]
+    return Trie(first_child, codes, most_children, torch.from_numpy(order_N))
+
+
+def _keys(codes_NL: np.ndarray) -> np.ndarray:
+    """A number for each row of codes [N, L+1], ordered as the rows are: one sort of numbers, not one a column."""
+    key_N, numbers = np.zeros(len(codes_NL), np.int64), 1
+    for column_N in codes_NL.T:
+        size = int(column_N.max()) + 1
+        if numbers * size > np.iinfo(np.int64).max:
+            key_N = np.unique(key_N, return_inverse=True)[1]
+            numbers = len(key_N)
+        key_N = key_N * size + column_N
+        numbers *= size
+    return key_N

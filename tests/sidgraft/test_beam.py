@@ -348,9 +348,10 @@ def test_the_best_candidates_are_the_first_of_a_stable_sort_whatever_ties(seed):
         assert torch.equal(_first_of_best(total, kept), expected)
 
 
+@pytest.mark.parametrize("spread", [1, 2**30], ids=["small", "products above 64 bits"])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_trie_against_sets_of_prefixes(seed):
-    codes_NL = catalog(seed=seed, items=int(np.random.default_rng(seed).integers(1, 60)))
+def test_the_trie_against_sets_of_prefixes(seed, spread):
+    codes_NL = catalog(seed=seed, items=int(np.random.default_rng(seed).integers(1, 60))) * spread
     trie = build_trie(codes_NL)
     frontier = {(): 0}
     for depth in range(4):
