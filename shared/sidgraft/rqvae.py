@@ -227,7 +227,7 @@ def fit(
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
-                    progress.update(loss=shown, error=best)
+                    progress.update(loss=shown, error=best, without_improvement=f"{waited} of {patience}")
                 due = step // STEPS_BETWEEN_MEASUREMENTS > (step - batches) // STEPS_BETWEEN_MEASUREMENTS
                 if not due and epoch < epochs:
                     continue

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -202,31 +203,9 @@ def finetune(
         remote, run = remote_place(checkpoints, work.name), artifacts.run_facts(settings, inputs)
         saved = Checkpoints(work, facts, checkpoint_minutes, remote, run)
         progress = ShowProgress("finetune", tokens / len(mixture) * min(batch_size, len(mixture)))
-        trainer = GraftTrainer(
-            model=model,
-            args=arguments(
-                work,
-                checkpoints=bool(checkpoints),
-                batch_size=batch_size,
-                seed=seed,
-                num_train_epochs=mixture.grounding_epochs + epochs,
-                learning_rate=learning_rate,
-                weight_decay=weight_decay,
-                warmup_steps=warmup,
-                lr_scheduler_type="constant_with_warmup",
-                bf16=precision == "bfloat16" and not strategy.startswith("zero"),  # else DeepSpeed's autocast
-                deepspeed=distributed.deepspeed_config(strategy, bfloat16=precision == "bfloat16"),
-                activation_checkpointing=gradient_checkpointing,
-                report_to=report_to,
-            ),
-            train_dataset=mixture,
-            data_collator=partial(
-                pack_step,
-                rank=distributed.rank(),
-                world=distributed.world(),
-                tokens_at_once=0 if strategy.startswith("zero") else tokens_at_once,
-            ),
-            callbacks=[FollowEpochs(mixture), validation, progress] + ([saved] if checkpoints else []),
+        callbacks = [FollowEpochs(mixture), validation, progress] + ([saved] if checkpoints else [])
+        trainer = _trainer(
+            model, mixture, callbacks, work, settings, checkpoints=bool(checkpoints), report_to=report_to
         )
         checkpoint = saved.last()
         if checkpoint and finished(checkpoint, epochs, patience):
@@ -359,6 +338,46 @@ def _mixture(
     )
     mixture.set_epoch(mixture.grounding_epochs)
     return mixture
+
+
+def _trainer(
+    model: Any,
+    mixture: Mixture,
+    callbacks: list[Any],
+    work: Path,
+    settings: dict[str, Any],
+    *,
+    checkpoints: bool,
+    report_to: str,
+) -> GraftTrainer:
+    """The Trainer of all epochs, those of grounding before the others."""
+    shards, bfloat16 = settings["strategy"].startswith("zero"), settings["precision"] == "bfloat16"
+    return GraftTrainer(
+        model=model,
+        args=arguments(
+            work,
+            checkpoints=checkpoints,
+            batch_size=settings["batch_size"],
+            seed=settings["seed"],
+            num_train_epochs=mixture.grounding_epochs + settings["epochs"],
+            learning_rate=settings["learning_rate"],
+            weight_decay=settings["weight_decay"],
+            warmup_steps=settings["warmup"],
+            lr_scheduler_type="constant_with_warmup",
+            bf16=bfloat16 and not shards,  # DeepSpeed has an autocast of its own
+            deepspeed=distributed.deepspeed_config(settings["strategy"], bfloat16=bfloat16),
+            activation_checkpointing=settings["gradient_checkpointing"],
+            report_to=report_to,
+        ),
+        train_dataset=mixture,
+        data_collator=partial(
+            pack_step,
+            rank=distributed.rank(),
+            world=distributed.world(),
+            tokens_at_once=0 if shards else settings["tokens_at_once"],
+        ),
+        callbacks=callbacks,
+    )
 
 
 def _figures(state: Any, grounding_epochs: int) -> dict[str, Any]:
