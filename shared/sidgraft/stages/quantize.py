@@ -28,6 +28,10 @@ FITS = {  # by method
     "rq-vae": ("minibatch", "balanced"),
 }
 REDUCTIONS = ("truncate", "pca")
+RQ_VAE = (  # settings of its fit alone
+    "code_dim", "hidden", "dropout", "learning_rate", "commitment", "diversity", "batch_size", "epochs", "patience",
+    "tolerance",
+)  # fmt: skip
 
 
 def quantize(
@@ -134,28 +138,16 @@ def quantize(
         pca_rows = sample_rows(vectors.items, quantizers.PCA_ITEMS, seed)
         mean_D, components_Dd = quantizers.fit_pca(vectors.take(pca_rows), dim)
     reduced = vectors.changed(partial(quantizers.reduce, dim=width, mean_D=mean_D, components_Dd=components_Dd), width)
-    record: dict[str, Any] = {}
+    settings: dict[str, Any]
     if method == "residual-kmeans":
         settings = {"fit": fit, "steps": steps, "batch_size": batch_size, "max_iterations": max_iterations}
         codebooks, codes_NL, lengths_NL = residual.fit_residual(reduced, sizes, **settings, seed=seed)
-        mean_lengths = lengths_NL.mean(axis=0)
+        mean_lengths, curves = lengths_NL.mean(axis=0), {}
         quantizer = Quantizer(codebooks, [*sizes, dedup_size], mean_D, components_Dd, mean_lengths=mean_lengths)
     else:
-        settings = {
-            "balanced": fit == "balanced",
-            "code_dim": code_dim,
-            "hidden": layers,
-            "dropout": dropout,
-            "learning_rate": learning_rate,
-            "commitment": commitment,
-            "diversity": diversity,
-            "batch_size": batch_size,
-            "epochs": epochs,
-            "patience": patience,
-            "tolerance": tolerance,
-        }
+        settings = {"balanced": fit == "balanced"} | {name: arguments[name] for name in RQ_VAE} | {"hidden": layers}
         reduced_Nd = reduced.take(np.arange(reduced.items))
-        network, record = rqvae.fit(reduced_Nd, sizes, **settings, seed=seed, device=device())
+        network, curves = rqvae.fit(reduced_Nd, sizes, **settings, seed=seed, device=device())
         codes_NL, lengths_NM = network.encode(reduced_Nd)
         lengths_NL = rqvae.relative_lengths(lengths_NM)
         codebooks = [book_KC.detach().numpy() for book_KC in network.codebooks]
@@ -191,8 +183,8 @@ def quantize(
             _description(method, quantizer, vectors.width, reduction, {**settings, "seed": seed}, at_fit),
         )
         draft.write_json("quality.json", figures | {"definitions": quality.DEFINITIONS})
-        if record:
-            draft.write_json("training.json", record)
+        if curves:
+            draft.write_json("training.json", curves)
         if last:
             draft.write_json(continuity.FILE, goes_on)
         draft.metadata.update(summary)
