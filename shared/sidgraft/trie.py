@@ -9,7 +9,6 @@ Shapes: N items · M_l nodes at depth l · L + 1 codes an item.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -113,7 +112,7 @@ def build_trie(codes_NL: np.ndarray) -> Trie:
     return Trie(first_child, codes, most_children, torch.from_numpy(order_N))
 
 
-def _sorted(codes_NL: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+def _sorted(codes_NL: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
     """The order [N] of the rows of codes [N, L+1], and the columns of the sorted table, each [N].
 
     Where a row's codes fit into one number, numbers are sorted: six times as fast as column after column.
@@ -121,7 +120,7 @@ def _sorted(codes_NL: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray]]:
     sizes = (codes_NL.max(axis=0) + 1).tolist()
     if math.prod(sizes) > np.iinfo(np.int64).max:
         order_N = np.lexsort(codes_NL.T[::-1])
-        return order_N, codes_NL[order_N].T
+        return order_N, list(codes_NL[order_N].T)
     numbers_N = np.ravel_multi_index(tuple(codes_NL.T), sizes)
     numbers, order = torch.sort(torch.from_numpy(numbers_N), stable=True)
     return order.numpy(), list(np.unravel_index(numbers.numpy(), sizes))
