@@ -157,22 +157,27 @@ def test_in_bfloat16_it_rounds_no_more_than_a_models_own_eager_attention():
 FRESH_PAGES = """
 import resource, sys, torch
 from sidgraft.memory import keep_freed_memory
-def pages():
+def pages_of_ten():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.zeros(16 * 1024 * 1024)
+    for _ in range(10):
+        torch.zeros(16 * 1024 * 1024)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 if sys.argv[1] == "keep":
     keep_freed_memory()
-pages()
-print(pages())
+pages_of_ten()
+print(pages_of_ten())
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the allocator is glibc's")
 def test_memory_that_was_freed_is_used_again_without_new_pages():
-    """In a process of its own: which free memory is taken depends on all that this one has freed before."""
+    """In a process of its own: which free memory is taken depends on all that this one has freed before.
+
+    The first ten do not count: glibc cuts an aligned tensor from a larger block, and what it cuts off lies between one
+    tensor and the next until it holds seven such pieces (its cache of freed small ones), so up to seven are fresh.
+    """
     found = {
         how: int(subprocess.run([sys.executable, "-c", FRESH_PAGES, how], capture_output=True, check=True).stdout)
         for how in ("keep", "return")
     }
-    assert found["keep"] < 100 < found["return"]  # 64 MB are 16384 pages
+    assert found["keep"] < 100 < found["return"]  # 64 MB are 16384 pages, or 32 large ones
