@@ -47,6 +47,28 @@ def test_two_processes_give_the_curve_and_the_weights_of_one(shop, alone, tmp_pa
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3"])
+def test_two_processes_in_bfloat16_give_the_curve_of_one(shop, alone, tmp_path, strategy):
+    """As close as the products' eight bits allow, and with other bits than float32's: autocast is on in the processes.
+
+    At a fifth of the learning rate, as one rounding more or less grows to 2 % of a later loss at SETTINGS' own.
+    """
+    if strategy != "ddp":
+        pytest.importorskip("deepspeed")
+    for name, spread in (("one", {}), ("two", {"strategy": strategy, "processes": 2})):
+        run(shop, tmp_path / name, precision="bfloat16", learning_rate=1e-3, **spread)
+    one, two, in_float32 = (losses(folder) for folder in (tmp_path / "one", tmp_path / "two", alone))
+    np.testing.assert_allclose(two, one, rtol=1e-3)
+    for found in (one, two):  # the first loss is of the same weights in all three
+        assert 1e-6 < abs(found[0] / in_float32[0] - 1) < 1e-3
+
+
+def losses(model):
+    log = json.loads((model / "training.json").read_text())["log"]
+    return np.array([row["loss"] for row in log if "loss" in row])
+
+
 def same_curve_and_weights(one, two, figures, weights="model.safetensors"):
     logs = [json.loads((folder / "training.json").read_text())["log"] for folder in (one, two)]
     assert [row.get("step") for row in logs[0]] == [row.get("step") for row in logs[1]]
