@@ -323,8 +323,9 @@ def _is_best(value: float | None, best: float, rows: list[Line]) -> bool:
 def verdict(variants: list[Variant], k: int, compared: list[dict[str, Any]]) -> tuple[str, list[str]]:
     """Return what came out, in plain words, and the other variants that are not above every baseline.
 
-    The best variant by the mean over its seeds, its `headline` metric beside the baselines', and whether it beats them;
-    ``compared`` are the rows of `comparisons`, none where it could not be tested.
+    The best variant by the mean over its seeds, the variants that it cannot be told from, its `headline` metric beside
+    the baselines', and whether it beats them; ``compared`` are the rows of `comparisons`, none where it could not be
+    tested.
     """
     metric = headline(variants)
     key = ("all", metric, k)
@@ -338,6 +339,8 @@ def verdict(variants: list[Variant], k: int, compared: list[dict[str, Any]]) -> 
         return "Nothing was measured: there is nothing to compare.", []
     best = max(models, key=lambda name: models[name])
     text = best if len(models) == 1 else f"{best} is the best of {len(models)} variants"
+    if unsure := _not_told_from(best, key, compared):
+        text += f", but its lead over {joined(unsure)} is inconclusive"
     text += f": {METRIC_NAMES[metric]}@{k} {rate(models[best], 3)}{_spread(best, variants, key)}"
     text += "".join(f"{', ' if i else '; '}{b} {rate(value, 3)}" for i, (b, value) in enumerate(baselines.items()))
     tested = {
@@ -349,6 +352,16 @@ def verdict(variants: list[Variant], k: int, compared: list[dict[str, Any]]) -> 
     highest = max(baselines.values(), default=-1.0)
     below = [f"{name} ({rate(value, 3)})" for name, value in models.items() if name != best and value <= highest]
     return text, below
+
+
+def _not_told_from(name: str, key: Key, compared: list[dict[str, Any]]) -> list[str]:
+    """The other variants whose difference to this one is inconclusive; a pair is tested once, either way round."""
+    pairs = [
+        (row["variant"], row["against"])
+        for row in compared
+        if not row["baseline"] and row["conclusion"] == INCONCLUSIVE and (row["slice"], row["metric"], row["k"]) == key
+    ]
+    return [other for pair in pairs if name in pair for other in pair if other != name]
 
 
 def _spread(name: str, variants: list[Variant], key: Key) -> str:

@@ -420,6 +420,18 @@ def test_verdict_names_the_variants_below_a_baseline() -> None:
     assert below == ["mean (.010)"]
 
 
+def test_verdict_names_the_variants_that_the_best_cannot_be_told_from() -> None:
+    variants = [variant(name, 0, recall) for name, recall in (("mean", 0.01), ("centroid", 0.06), ("random", 0.05))]
+    row = {"slice": "all", "metric": "recall", "k": 10, "baseline": False, "detectable": 0.02}
+    pairs = [("centroid", "mean", "above"), ("random", "mean", "inconclusive"), ("random", "centroid", "inconclusive")]
+    rows = [row | {"variant": v, "against": a, "conclusion": c} for v, a, c in pairs]
+    rows.append(row | {"variant": "centroid", "against": "mean", "metric": "ndcg", "conclusion": "inconclusive"})
+    text, _ = verdict(variants, 10, rows)
+    assert text.startswith(
+        "centroid is the best of 3 variants, but its lead over random is inconclusive: Recall@10 .060"
+    )
+
+
 # ------------------------------------------------------------------------------------------ failures and errors
 
 
